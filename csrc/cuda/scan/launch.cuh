@@ -245,9 +245,7 @@ void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* w
     case AlignedKernel::kWarpRows:
       if constexpr (!kStep) launch_warp_rows<T, kBackward>(problem, plan, stream);
       break;
-    case AlignedKernel::kTileRows:
-      if constexpr (!kStep || kBackward) launch_tile_rows<T, kStep, kBackward>(problem, plan, stream);
-      break;
+    case AlignedKernel::kTileRows: launch_tile_rows<T, kStep, kBackward>(problem, plan, stream); break;
     case AlignedKernel::kFewRows:
       if constexpr (!kBackward && kStep) launch_few_rows_gated<T>(problem, plan, stream);
       else if constexpr (!kBackward) launch_few_rows<T>(problem, plan, stream);

@@ -20,11 +20,12 @@ struct FlatParams {
   int64_t tiles;
   uint64_t inverse;  // 2^64 / length
   uint64_t inner_inverse;
-  uint64_t starts;        // bits at the multiples of length
-  int64_t lift;           // rows before the first one: of kFlatGrain elements at least
-  int vectors;            // of a lane; odd, so that the lanes' lie in different banks
-  double lane_powers[6];  // of a number gamma over 1, 2, 4, ... lanes
-  bool one_gamma;         // of all rows
+  uint64_t starts;          // bits at the multiples of length
+  int64_t lift;             // rows before the first one: of kFlatGrain elements at least
+  int vectors;              // of a lane; odd, so that the lanes' lie in different banks
+  double lane_powers[6];    // of a number gamma over 1, 2, 4, ... lanes
+  double lane_weights[32];  // over the lanes before each
+  bool one_gamma;           // of all rows
   // Of each operand whether all rows lie one behind the other from an aligned address on.
   struct Flat {
     bool input, gates, saved, reset, output, gradient;

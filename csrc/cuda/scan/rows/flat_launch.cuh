@@ -40,10 +40,16 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
   params.lift = ceil_div(kFlatGrain, problem.length);
   params.vectors = plan.vectors;
   if constexpr (std::is_same_v<Plan, FlatRowsPlan>) params.cluster = plan.cluster;
-  if (problem.gamma_kind == GammaKind::kNumber)
+  if (problem.gamma_kind == GammaKind::kNumber) {
     for (int j = 0; j < 6; ++j)
       params.lane_powers[j] =
           bounded_power(problem.gamma_value, (int64_t{plan.vectors} * (16 / static_cast<int>(sizeof(T)))) << j);
+    params.lane_weights[0] = 1.0;
+    for (int j = 0; j < 5; ++j)
+      for (int lane = 0; lane < 1 << j; ++lane)
+        params.lane_weights[lane + (1 << j)] =
+            bounded_product(problem.gamma_value, params.lane_weights[lane], params.lane_powers[j]);
+  }
   params.one_gamma = has_one_gamma(problem);
   const auto flat = [&](bool is_used, const void* pointer, const Strides& strides) {
     return !is_used || is_flat(problem, pointer, strides);

@@ -95,8 +95,7 @@ struct ClusterCarry {
 };
 
 template <typename T, bool kStep, bool kBackward, Direction kDirection>
-__global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
-    flat_rows_kernel(const __grid_constant__ FlatParams p) {
+__global__ void __launch_bounds__(32 * kFlatWarps, 4) flat_rows_kernel(const __grid_constant__ FlatParams p) {
   using Work = Slice<T, kStep, kBackward, kDirection, false>;
   using Passes = LanePasses<T, kStep, kBackward, kDirection, false>;
   using Acc = typename Passes::Acc;
@@ -119,7 +118,8 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kStep || kBackward ? 2 : 4)
   __syncwarp();
   griddepcontrol_wait();
   work.load(&full[warp]);
-  const typename Passes::Edges edges = passes.ask(locate(p, work.first - 1), locate(p, work.first + work.elements()));
+  const typename Passes::Edges edges =
+      passes.ask([&] { return locate(p, work.first - 1); }, [&] { return locate(p, work.first + work.elements()); });
   const FlatPosition position = locate(p, work.first + lane * passes.own);
   const Wide gamma = kStep ? cast<Wide>(1.0) : gamma_of<kDirection, Wide>(p, position.row);
   RowNumbers<T> numbers{};

@@ -123,15 +123,18 @@ struct LanePasses : InDirection<kDirection> {
     return reverse ? __brevll(bits) >> (64 - own) : bits;
   }
 
-  // `before`, `after`: where the last element before the slice lies, and the first one behind it.
-  __device__ __forceinline__ Edges ask(const FlatPosition& before, const FlatPosition& after) const {
+  // `find_before`, `find_after`: where the last element before the slice lies, and the first one behind it.
+  template <typename Before, typename After>
+  __device__ __forceinline__ Edges ask(const Before& find_before, const After& find_after) const {
     Edges edges{};
     const ScanProblem& problem = p.problem;
-    if (problem.shifted) {
+    if (problem.shifted && (kStep || problem.reset)) {
+      const FlatPosition before = find_before();
       if constexpr (kStep) edges.gate_before = work.template beyond<T>(problem.gamma, problem.gamma_strides, before);
       if (problem.reset) edges.reset_before = work.template beyond<bool>(problem.reset, problem.reset_strides, before);
     }
-    if constexpr (kBackward) edges.saved_after = work.template beyond<T>(problem.saved, problem.saved_strides, after);
+    if constexpr (kBackward)
+      edges.saved_after = work.template beyond<T>(problem.saved, problem.saved_strides, find_after());
     return edges;
   }
 
@@ -214,9 +217,25 @@ struct LanePasses : InDirection<kDirection> {
     });
     if constexpr (kStep && std::is_same_v<Wide, double>) {
       const bool in_range = fabs(product) > 0x1p-1000 && fabs(product) < 0x1p1000;
-      if (lane_cuts.cuts == 0 && !in_range) product = careful_product(at);
+      // Behind the tile lies what memory held before, and nothing goes on from there.
+      const bool in_tile = work.first + (work.lane + 1) * own <= work.high;
+      if (in_tile && lane_cuts.cuts == 0 && !in_range && !(product == 0.0 && has_zero_gate(at)))
+        product = careful_product(at);
     }
     return {cast<Wide>(y), product, kPass != Pass::kPlain && lane_cuts.cuts != 0};
+  }
+  // A product of 0 is then right.
+  __device__ __forceinline__ bool has_zero_gate(const State& at) const {
+    bool found = false;
+    Acc last = first_gate(at);
+#pragma unroll 1
+    for (int k = 0; k < p.vectors; ++k) {
+      Acc factors[kVec];
+      unpack_gates(chunk(Work::kGatesAt, k), last, factors);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) found = found || factors[i] == cast<Acc>(0.0);
+    }
+    return found;
   }
   // The product that neither leaves the range of double nor vanishes but for a gate of 0.
   __device__ __forceinline__ Wide careful_product(const State& at) const {
@@ -235,17 +254,17 @@ struct LanePasses : InDirection<kDirection> {
   __device__ __forceinline__ Powers powers_of(Wide gamma) const {
     Powers of{};
     if constexpr (!kStep) {
-      bool known = false;
       if constexpr (std::is_same_v<Wide, double>) {
-        known = p.problem.gamma_kind == GammaKind::kNumber;
+        if (p.problem.gamma_kind == GammaKind::kNumber) {
 #pragma unroll
-        for (int j = 0; j < 6; ++j) of.powers[j] = p.lane_powers[j];
+          for (int j = 0; j < 6; ++j) of.powers[j] = p.lane_powers[j];
+          of.weight = p.lane_weights[work.lane];
+          return of;
+        }
       }
-      if (!known) {
-        of.powers[0] = whole_power(gamma, own);
+      of.powers[0] = whole_power(gamma, own);
 #pragma unroll
-        for (int j = 1; j < 6; ++j) of.powers[j] = power_mul(of.powers[j - 1], of.powers[j - 1]);
-      }
+      for (int j = 1; j < 6; ++j) of.powers[j] = power_mul(of.powers[j - 1], of.powers[j - 1]);
       of.weight = cast<Wide>(1.0);
 #pragma unroll
       for (int j = 0; j < 5; ++j)

@@ -68,16 +68,18 @@ struct LaneScan {
       bool fits = true;
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
-        float product = 1.f;
+        float product = 1.f, least = 1.f;
         float factors[kVec];
         carry_gates(k, factors);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
           const float factor = fabsf(factors[i]);
           most = fmaxf(most, factor);
+          least = fminf(least, factor);
           product *= factor;
         }
-        const int exponent = static_cast<int>(__float_as_uint(product) >> 23) - 127;  // floor(log2), far below for 0
+        // floor(log2), far below for a product that vanished. One with a gate of 0 is exact.
+        const int exponent = least == 0.f ? 0 : static_cast<int>(__float_as_uint(product) >> 23) - 127;
         fits = fits && __reduce_add_sync(0xffffffffu, exponent) >= -100;
       }
       bounded = __all_sync(0xffffffffu, most <= 1.f);

@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
       const Work work = work_of(now);
       const Passes passes{InDirection<kDirection>(p), work};
       const FlatPosition lane_position = moved(p, now.position, lane * passes.own);
-      const typename Passes::Edges edges =
-          passes.ask(moved(p, now.position, -1), moved(p, now.position, work.elements()));
+      const typename Passes::Edges edges = passes.ask(
+          [&] { return moved(p, now.position, -1); }, [&] { return moved(p, now.position, work.elements()); });
       if (!kStep && !p.one_gamma && __any_sync(0xffffffffu, lane_position.row != gamma_row)) {
         gamma = gamma_at(lane_position.row);
         powers = passes.powers_of(gamma);

@@ -76,7 +76,8 @@ class AlignedPlanner {
     // A short strided row would leave most of its warp idle.
     if (length < 64 || !rows_are_aligned(vec, rows == 1)) return false;
     if (length <= segment * kTileWarps) {
-      if (gated_forward) return false;
+      // With per-step gammas segments in part are faster in flat rows, and few elements in small rows.
+      if ((step && length % segment) || (gated_forward && plan_small_rows(p_, device_))) return false;
       plan.warps = static_cast<int>(ceil_div(length, segment));
       plan.tile_elements = segment * plan.warps;
       plan.warp_chunks = warp_chunks(true);
@@ -286,9 +287,12 @@ class AlignedPlanner {
     // A block that takes all steps at once does not wait; but long columns of few blocks leave most of a GPU idle.
     const bool at_once = p_.length <= plan.warps * steps;
     if (at_once && (p_.length <= kLongestBlockPass || 3 * blocks >= device_.multiprocessors)) return true;
+    // Fewer blocks than multiprocessors: with per-step gammas, where columns are not long.
+    if (blocks < device_.multiprocessors)
+      return step && p_.length <= kLongestFewBlocks && 10 * blocks >= 8 * device_.multiprocessors;
     // Blocks of so many warps take a multiprocessor each: the last of them at once, or others wait.
     const int64_t rounds = plan.warps < 32 ? 1 : ceil_div(blocks, device_.multiprocessors);
-    return blocks >= device_.multiprocessors && (rounds == 1 || 10 * blocks >= 8 * rounds * device_.multiprocessors);
+    return rounds == 1 || 10 * blocks >= 8 * rounds * device_.multiprocessors;
   }
 
   const ScanProblem& p_;

@@ -60,6 +60,9 @@ inline bool serial_columns_fill(const ScanProblem& p, const DeviceLimits& device
 constexpr int64_t kSerialCells = 320, kFewSerialCells = 96;  // of a multiprocessor; of a few steps
 
 inline bool serial_columns_outrun_blocks(const ScanProblem& p, const DeviceLimits& device) {
+  // Blocks of pairs of floats have enough on their way where each has a gate.
+  const bool gated_floats = bytes_of(p.dtype) == 4 && p.gamma_kind == GammaKind::kStep && !p.backward;
+  if (gated_floats && p.length >= 2 * kFewSerialSteps && columns_pair(p)) return false;
   const bool pairs = half_precision_pairs(p);
   const int64_t least = p.length <= kFewSerialSteps && !pairs ? kFewSerialCells : kSerialCells;
   return p.rows() / (pairs ? 2 : 1) >= least * device.multiprocessors;

@@ -119,8 +119,10 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
   plan.cluster = 1;
   plan.tile = rows * p.length;
   plan.tiles = ceil_div(p.rows(), rows);
-  // Lanes with few elements where a tile is small.
+  // Lanes with few elements where a tile is small, unless tiles wait for others: passes are unrolled for five vectors.
+  const bool all_at_once = plan.tiles <= 2 * kFlatBlocks * device.multiprocessors;
   for (const int vectors : {1, 3, 5, 7}) {
+    if (vectors < kFlatTileVectors && !all_at_once) continue;
     plan.vectors = vectors;
     const int warps = vectors < kFlatTileVectors ? kFlatTileWarps : kFlatWarps;
     if (plan.tile + room <= warps * sizes.slice(vectors)) break;

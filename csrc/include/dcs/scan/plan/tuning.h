@@ -71,7 +71,9 @@ constexpr int warp_column_stages(int tensors, int64_t bytes) {
 }
 constexpr int64_t kLongestFloatCarry = 4096;  // in half precision, carried in float
 
-constexpr int64_t kLongestBlockPass = 512;  // of block columns that are too few to give every multiprocessor a block
+// Of block columns that are too few to give every multiprocessor a block: steps that a block takes at once, in any
+// case; steps where they give four of five one.
+constexpr int64_t kLongestBlockPass = 512, kLongestFewBlocks = 2048;
 
 constexpr int64_t kFewColumnSteps = 16;  // that columns/few_steps.cuh and columns/serial_columns.cuh take
 
