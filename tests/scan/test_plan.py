@@ -42,6 +42,7 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("resident_columns", [4096, 4096], {"dtype": torch.complex128}),
         ("flat_rows", [12345, 1234], {}),
         ("flat_rows", [12345, 1234], {"reverse": True, "gamma": "step"}),
+        ("flat_rows", [4096, 4104], {"gamma": "step"}),  # the last segment would be in part
         ("long_rows", [7, 9591321], {}),
         ("resident_columns", [1000000, 7], {"dim": 0}),
         ("small_columns", [15_000, 7], {"dim": 0}),
@@ -87,10 +88,13 @@ def test_kernel(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
         ("tile_rows", [4096, 80], {}),
         ("warp_rows", [4096, 256], {}),
         ("tile_rows", [4096, 4096], {}),
+        ("tile_rows", [4096, 4096], {"gamma": "step"}),
         ("few_rows", [1, 65536], {}),
         ("bulk_stream", [64, 262144], {}),
         ("async_stream", [264, 262144], {}),
         ("warp_columns", [4096, 65536], {"dim": 0}),
+        ("block_columns", [128, 65536], {"dim": 0, "gamma": "step"}),
+        ("block_columns", [1024, 4096], {"dim": 0, "gamma": "step"}),
     ],
 )
 def test_kernel_of_aligned_operands(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
