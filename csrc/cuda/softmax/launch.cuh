@@ -62,6 +62,8 @@ class SoftmaxLaunch {
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
+  // Of a chunk of a slab, about; parts of a slab's chunks and columns, at most.
+  static constexpr int64_t kChunkBytes = 64 << 10, kMostParts = 512;
 
   static bool whole(int64_t elements) { return elements % kVec == 0; }
   int64_t slab() const { return p_.length * p_.inner; }
@@ -277,10 +279,11 @@ class SoftmaxLaunch {
   cudaError_t run_chunks() {
     SoftmaxSlabs<T> params = slabs();
     params.width = static_cast<int>(kChunkThreads / slab_unit() * slab_unit());
-    // As many chunks as the device has room for at a time.
+    // Small chunks keep the device busy to the end, but each block of the last kernel joins the parts of all of a slab's.
     const int64_t rounds = ceil_div(vectors_of(slab()), params.width);
+    const int64_t small = std::min(slab() * kSize / kChunkBytes, kMostParts / p_.inner);
     const int64_t wanted =
-        std::clamp<int64_t>(4 * device_.multiprocessors / p_.outer, 1, ceil_div(rounds, kChunkVectors));
+        std::clamp<int64_t>(std::max(small, 2 * device_.multiprocessors / p_.outer), 1, ceil_div(rounds, kChunkVectors));
     params.chunk = ceil_div(rounds, wanted) * params.width;
     params.chunks = ceil_div(rounds * params.width, params.chunk);
     const int64_t grid = p_.outer * params.chunks, parts = grid * p_.inner, joined = p_.outer * p_.inner;
