@@ -279,11 +279,12 @@ class SoftmaxLaunch {
   cudaError_t run_chunks() {
     SoftmaxSlabs<T> params = slabs();
     params.width = static_cast<int>(kChunkThreads / slab_unit() * slab_unit());
-    // Small chunks keep the device busy to the end, but each block of the last kernel joins the parts of all of a slab's.
+    // Small chunks keep the device busy to the end, but each block of the last kernel joins the parts of all of a
+    // slab's.
     const int64_t rounds = ceil_div(vectors_of(slab()), params.width);
     const int64_t small = std::min(slab() * kSize / kChunkBytes, kMostParts / p_.inner);
-    const int64_t wanted =
-        std::clamp<int64_t>(std::max(small, 2 * device_.multiprocessors / p_.outer), 1, ceil_div(rounds, kChunkVectors));
+    const int64_t wanted = std::clamp<int64_t>(
+        std::max(small, 2 * device_.multiprocessors / p_.outer), 1, ceil_div(rounds, kChunkVectors));
     params.chunk = ceil_div(rounds, wanted) * params.width;
     params.chunks = ceil_div(rounds * params.width, params.chunk);
     const int64_t grid = p_.outer * params.chunks, parts = grid * p_.inner, joined = p_.outer * p_.inner;
