@@ -48,7 +48,7 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
     for (int j = 0; j < 5; ++j)
       for (int lane = 0; lane < 1 << j; ++lane)
         params.lane_weights[lane + (1 << j)] =
-            bounded_product(problem.gamma_value, params.lane_weights[lane], params.lane_powers[j]);
+            bounded(params.lane_weights[lane] * params.lane_powers[j], problem.gamma_value);
   }
   params.one_gamma = has_one_gamma(problem);
   const auto flat = [&](bool is_used, const void* pointer, const Strides& strides) {

@@ -224,30 +224,28 @@ struct LanePasses : InDirection<kDirection> {
     }
     return {cast<Wide>(y), product, kPass != Pass::kPlain && lane_cuts.cuts != 0};
   }
-  // A product of 0 is then right.
-  __device__ __forceinline__ bool has_zero_gate(const State& at) const {
-    bool found = false;
+  // Calls `visit` with the gate of each of the lane's steps. Rare, so that it is a loop.
+  template <typename Visit>
+  __device__ __forceinline__ void each_gate(const State& at, const Visit& visit) const {
     Acc last = first_gate(at);
 #pragma unroll 1
     for (int k = 0; k < p.vectors; ++k) {
       Acc factors[kVec];
       unpack_gates(chunk(Work::kGatesAt, k), last, factors);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) found = found || factors[i] == cast<Acc>(0.0);
+      for (int i = 0; i < kVec; ++i) visit(factors[i]);
     }
+  }
+  // A product of 0 is then right.
+  __device__ __forceinline__ bool has_zero_gate(const State& at) const {
+    bool found = false;
+    each_gate(at, [&](Acc factor) { found = found || factor == cast<Acc>(0.0); });
     return found;
   }
   // The product that neither leaves the range of double nor vanishes but for a gate of 0.
   __device__ __forceinline__ Wide careful_product(const State& at) const {
     Wide product = cast<Wide>(1.0);
-    Acc last = first_gate(at);
-#pragma unroll 1
-    for (int k = 0; k < p.vectors; ++k) {
-      Acc factors[kVec];
-      unpack_gates(chunk(Work::kGatesAt, k), last, factors);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) product = power_mul(product, cast<Wide>(factors[i]));
-    }
+    each_gate(at, [&](Acc factor) { product = power_mul(product, cast<Wide>(factor)); });
     return product;
   }
 
