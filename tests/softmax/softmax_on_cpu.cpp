@@ -11,8 +11,13 @@ unsigned launch_seed = 0;
 
 template <typename Kernel, typename Params>
 cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, const Params& params) {
-  const bool is_done = emulation::launch(config.gridDim.x, static_cast<int>(config.blockDim.x),
-      static_cast<int64_t>(config.dynamicSmemBytes), false, ++launch_seed, [&] { kernel(params); });
+  int cluster = 1;
+  for (unsigned i = 0; i < config.numAttrs; ++i)
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
+      cluster = static_cast<int>(config.attrs[i].val.clusterDim.x);
+  const bool is_done = emulation::launch(
+      config.gridDim.x, static_cast<int>(config.blockDim.x), static_cast<int64_t>(config.dynamicSmemBytes), false,
+      ++launch_seed, [&] { kernel(params); }, cluster);
   return is_done ? cudaSuccess : cudaErrorLaunchTimeout;
 }
 
@@ -32,7 +37,7 @@ namespace {
 struct Case {
   int64_t outer, length, inner;
   bool backward, in_place, special;
-  int multiprocessors;
+  int multiprocessors, cluster;
 };
 
 // `size` elements, between others that must stay as they are.
@@ -98,7 +103,7 @@ class Trial {
     problem.backward = c.backward;
     problem.input = input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
     Device device;
-    device.multiprocessors = c.multiprocessors, device.cluster = 1;
+    device.multiprocessors = c.multiprocessors, device.cluster = c.cluster;
     Workspace workspace;
     if (SoftmaxLaunch<T>(problem, device, workspace, nullptr).run() != cudaSuccess) return complain("launch", 0, 0, 0);
     if (!input.is_intact() || !saved.is_intact() || !output.is_intact()) return complain("beyond", 0, 0, 0);
@@ -135,9 +140,10 @@ class Trial {
   }
   bool complain(const char* what, int64_t index, long double found, long double wanted) const {
     printf(
-        "%s[%ld] is %Lg for %Lg: (%ld, %ld, %ld), %zu bytes, backward %d, in place %d, special %d, multiprocessors %d\n",
+        "%s[%ld] is %Lg for %Lg: (%ld, %ld, %ld), %zu bytes, backward %d, in place %d, special %d, multiprocessors %d, "
+        "clusters of %d\n",
         what, index, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.backward, c.in_place, c.special,
-        c.multiprocessors);
+        c.multiprocessors, c.cluster);
     return false;
   }
 
@@ -161,6 +167,7 @@ Case draw(std::mt19937& random) {
   c.in_place = random() % 3 == 0;
   c.special = random() % 3 == 0;
   c.multiprocessors = random() % 2 ? 1 : 100;
+  c.cluster = random() % 2 ? 1 : 8;
   return c;
 }
 
@@ -170,7 +177,8 @@ constexpr int64_t kLong[][3] = {
 constexpr int kLongCount = sizeof kLong / sizeof kLong[0];
 
 Case long_case(int index, std::mt19937& random) {
-  return {kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0, 100};
+  return {kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0, 100,
+      random() % 2 ? 1 : 8};
 }
 
 }  // namespace

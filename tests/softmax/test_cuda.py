@@ -111,6 +111,15 @@ def test_many_columns(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(torch.randn(shape, device="cuda").to(dtype), 0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner", [24, 160, 161, 300, 1003])
+@pytest.mark.parametrize("length", [260, 700, 1500, 2900, 6100, 13_000, 29_000])
+def test_long_columns(length: int, inner: int, dtype: torch.dtype) -> None:
+    """Held by a block, and by clusters of 2 to 16; and longer ones."""
+    for outer in (1, 3) if length * inner < 1 << 21 else (1,):
+        check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("columns", [5, 64, 1000, 9000, 70_000, 70_001])
 def test_rows_that_begin_inside_a_vector(columns: int, dtype: torch.dtype) -> None:

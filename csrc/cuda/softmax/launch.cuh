@@ -6,26 +6,22 @@
 // | rows of less than 64 bytes that are no whole vectors    | packed_lines.cuh, slabs: through shared memory     |
 // | rows of up to 256 vectors (half precision: 128)         | rows.cuh, lanes: several rows a warp               |
 // | rows that a block or a cluster holds                    | rows.cuh, block: a row in registers                |
-// | longer rows; a few that leave clusters idle             | slabs.cuh, chunks: read twice                      |
+// | longer rows; a few that leave clusters idle             | chunks.cuh: read twice, as slabs of one column     |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
-// | inner below 128 bytes, or 1 KB if no whole vectors:     |                                                    |
-// |   slabs of up to 64 KB                                  | slabs.cuh, slab: in a block's registers            |
-// |   larger slabs                                          | slabs.cuh, chunks: read twice                      |
+// | inner below 128 bytes, or 512 if no whole vectors:      | slabs.cuh, tiles of whole slabs:                   |
+// |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
+// |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
 // |   no whole vectors, up to 8 steps                       | packed_lines.cuh, steps                            |
-// |   as many steps as a block holds (256 to 1024)          | columns.cuh: a window of columns in registers      |
-// |   more steps                                            | columns.cuh, part and finish: read twice           |
+// |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
+// |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
+// |   more steps                                            |   chunks.cuh: read twice                           |
 // clang-format on
 #pragma once
 
-#include <algorithm>
-#include <numeric>
-
-#include "softmax/launch.h"
-#include "softmax/columns.cuh"
 #include "softmax/packed_lines.cuh"
 #include "softmax/rows.cuh"
-#include "softmax/slabs.cuh"
+#include "softmax/tile_launch.cuh"
 
 namespace dcs {
 
@@ -38,69 +34,44 @@ inline int64_t power_of_two_from(int64_t n) {
   while (power < n) power *= 2;
   return power;
 }
-inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 
 template <typename T>
-class SoftmaxLaunch {
+class SoftmaxLaunch : TileLaunch<T> {
+  using Base = TileLaunch<T>;
+  using Base::device_;
+  using Base::kHalf;
+  using Base::kSize;
+  using Base::kVec;
+  using Base::launch;
+  using Base::p_;
+  using Base::run_chunks;
+  using Base::run_columns;
+  using Base::run_slabs;
+  using Base::slab;
+  using Base::slab_unit;
+  using Base::stream_;
+  using Base::vectors_of;
+  using Base::whole;
+
  public:
-  SoftmaxLaunch(const SoftmaxProblem& problem, const Device& device, SoftmaxWorkspace& workspace, cudaStream_t stream)
-      : p_(problem), device_(device), workspace_(workspace), stream_(stream) {}
+  using Base::Base;
 
   cudaError_t run() {
     if (p_.inner == 1) return run_rows();
     if (slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements) return run_packed();
-    const bool narrow = p_.inner * kSize < 128 || (!whole(p_.inner) && p_.inner * kSize < 1024);
-    if (narrow && slab_unit() <= kChunkThreads) return run_slabs();
+    const bool narrow = p_.inner * kSize < 128 || (!whole(p_.inner) && p_.inner * kSize < 512);
+    if (narrow && slab_unit() <= kTileThreads) return run_slabs();
     return !whole(p_.inner) && p_.length <= kPackedElements ? run_steps() : run_columns();
   }
 
  private:
-  using Acc = typename Types<T>::Acc;
-  static constexpr int kSize = sizeof(T), kVec = 16 / sizeof(T);
-  static constexpr bool kHalf = sizeof(T) == 2;
   static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
-  // Of a chunk of a slab, about; parts of a slab's chunks and columns, at most.
-  static constexpr int64_t kChunkBytes = 64 << 10, kMostParts = 512;
-
-  static bool whole(int64_t elements) { return elements % kVec == 0; }
-  int64_t slab() const { return p_.length * p_.inner; }
-  // Vectors after which columns are where they were.
-  int64_t slab_unit() const { return p_.inner / std::gcd<int64_t>(p_.inner, kVec); }
-  // Of a line of so many neighboring elements, at most: it can begin at any element of its first vector.
-  static int64_t vectors_of(int64_t elements) {
-    return whole(elements) ? elements / kVec : ceil_div(elements + kVec - 1, kVec);
-  }
-  template <typename Params>
-  Params operands() const {
-    return {static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output)};
-  }
-
-  // `dependent`: waits itself for the launch before it.
-  template <typename Kernel, typename Params>
-  cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0,
-      int cluster = 1, bool dependent = false) const {
-    const cudaError_t allowed = allow_shared(kernel, shared, device_.shared_per_block);
-    if (allowed != cudaSuccess) return allowed;
-    if (cluster > 8) {
-      const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-      if (error != cudaSuccess) return error;
-    }
-    cudaLaunchAttribute attribute = dependent ? programmatic_serialization() : in_clusters_of(cluster);
-    const bool attributed = cluster > 1 || (dependent && device_.cluster > 1);
-    const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, &attribute, attributed ? 1 : 0);
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
-    return error != cudaSuccess ? error : cudaGetLastError();
-  }
-  template <typename Kernel, typename Params>
-  cudaError_t launch_after(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared) const {
-    return launch(kernel, params, grid, threads, shared, 1, true);
-  }
 
   SoftmaxPacked<T> packed() const {
-    auto packed = operands<SoftmaxPacked<T>>();
+    auto packed = this->template operands<SoftmaxPacked<T>>();
     packed.elements = p_.outer * slab();
     packed.length = static_cast<int>(p_.length);
     return packed;
@@ -148,7 +119,7 @@ class SoftmaxLaunch {
 
   cudaError_t run_rows() {
     if (!whole(p_.length) && p_.length * kSize < kPackedRowBytes) return run_packed();
-    rows_ = operands<SoftmaxRows<T>>();
+    rows_ = this->template operands<SoftmaxRows<T>>();
     rows_.rows = p_.outer, rows_.columns = p_.length;
     return whole(p_.length) ? run_rows_of<true>() : run_rows_of<false>();
   }
@@ -251,95 +222,6 @@ class SoftmaxLaunch {
     return error == cudaSuccess && clusters > 0;
   }
 
-  SoftmaxSlabs<T> slabs() const {
-    auto slabs = operands<SoftmaxSlabs<T>>();
-    slabs.elements = p_.outer * slab(), slabs.size = slab();
-    slabs.columns = static_cast<int>(p_.inner);
-    return slabs;
-  }
-
-  cudaError_t run_slabs() {
-    const int64_t vectors = vectors_of(slab());
-    // Half of a thread's vectors where they are so few that more threads would have none.
-    return vectors <= 32 * kSlabVectors ? launch_slabs<kSlabVectors / 2>(vectors) : launch_slabs<kSlabVectors>(vectors);
-  }
-
-  template <int kVectors>
-  cudaError_t launch_slabs(int64_t vectors) {
-    const int64_t width = round_up(std::max(ceil_div(vectors, kVectors), std::min<int64_t>(vectors, 32)), slab_unit());
-    if (width > kSlabThreads) return run_chunks();
-    SoftmaxSlabs<T> params = slabs();
-    params.width = static_cast<int>(width);
-    params.chunk = width * kVectors, params.chunks = 1;
-    const int64_t threads = round_up(width, 32);
-    return launch(p_.backward ? softmax_slab_kernel<T, kVectors, true> : softmax_slab_kernel<T, kVectors, false>,
-        params, p_.outer, threads, slab_shared_bytes<T>(p_.inner, width, threads));
-  }
-
-  cudaError_t run_chunks() {
-    SoftmaxSlabs<T> params = slabs();
-    params.width = static_cast<int>(kChunkThreads / slab_unit() * slab_unit());
-    // Small chunks keep the device busy to the end, but each block of the last kernel joins the parts of all of a
-    // slab's.
-    const int64_t rounds = ceil_div(vectors_of(slab()), params.width);
-    const int64_t small = std::min(slab() * kSize / kChunkBytes, kMostParts / p_.inner);
-    const int64_t wanted = std::clamp<int64_t>(
-        std::max(small, 2 * device_.multiprocessors / p_.outer), 1, ceil_div(rounds, kChunkVectors));
-    params.chunk = ceil_div(rounds, wanted) * params.width;
-    params.chunks = ceil_div(rounds * params.width, params.chunk);
-    const int64_t grid = p_.outer * params.chunks, parts = grid * p_.inner, joined = p_.outer * p_.inner;
-    params.parts =
-        static_cast<Part<Acc>*>(workspace_.allocate((parts + joined) * static_cast<int64_t>(sizeof(Part<Acc>))));
-    cudaError_t error = launch(p_.backward ? softmax_chunk_kernel<T, true> : softmax_chunk_kernel<T, false>, params,
-        grid, kChunkThreads, slab_shared_bytes<T>(p_.inner, params.width, kChunkThreads));
-    // A block reads the parts of a few chunks faster than a launch takes.
-    if (error == cudaSuccess && params.chunks * p_.inner > 1024) {
-      params.joined = params.parts + parts;
-      error = launch_after(p_.backward ? softmax_join_chunks_kernel<T, true> : softmax_join_chunks_kernel<T, false>,
-          params, p_.outer * ceil_div(p_.inner, kJoinColumns), kChunkThreads, 0);
-    }
-    if (error != cudaSuccess) return error;
-    return launch_after(p_.backward ? softmax_finish_kernel<T, true> : softmax_finish_kernel<T, false>, params, grid,
-        kChunkThreads, joined_parts(p_.inner, kChunkThreads) * static_cast<int64_t>(sizeof(Part<Acc>)));
-  }
-
-  cudaError_t run_columns() {
-    auto columns = operands<SoftmaxColumns<T>>();
-    columns.outer = p_.outer, columns.length = p_.length, columns.inner = p_.inner;
-    const int64_t steps = p_.backward ? kColumnSteps<T> / 2 : kColumnSteps<T>;
-    const bool shifted = !whole(p_.inner);
-    constexpr int64_t kNarrowest = 8;  // vectors: whole sectors
-    const int64_t unit = kVec / std::gcd<int64_t>(p_.inner, kVec);
-    int64_t down = std::max(power_of_two_from(ceil_div(p_.length, steps)), unit);
-    const bool fits = down <= kColumnThreads<T> / kNarrowest;
-    if (!fits) down = 32;
-    const int64_t across = std::max<int64_t>(kNarrowest, (shifted ? 512 : 256) / down);
-    columns.across = static_cast<int>(across), columns.down = static_cast<int>(down);
-    if (shifted) columns.windows = ceil_div(p_.inner, (across - 1) * kVec);
-    const int64_t tiles = shifted ? p_.outer * columns.windows : ceil_div(p_.outer * (p_.inner / kVec), across),
-                  shared = column_shared_bytes<T>(across, down);
-    if (fits)
-      return launch(p_.backward ? softmax_columns_kernel<T, true> : softmax_columns_kernel<T, false>, columns, tiles,
-          across * down, shared);
-    const int64_t rounds = ceil_div(p_.length, down * 4);
-    const int64_t wanted =
-        std::clamp<int64_t>(ceil_div(16 * device_.multiprocessors, tiles), 1, std::min<int64_t>(64, rounds));
-    columns.chunk = ceil_div(rounds, wanted) * down * 4;
-    columns.chunks = ceil_div(p_.length, columns.chunk);
-    columns.parts = static_cast<Part<Acc>*>(
-        workspace_.allocate(columns.chunks * p_.outer * p_.inner * static_cast<int64_t>(sizeof(Part<Acc>))));
-    const cudaError_t error =
-        launch(p_.backward ? softmax_columns_part_kernel<T, true> : softmax_columns_part_kernel<T, false>, columns,
-            tiles * columns.chunks, across * down, shared);
-    if (error != cudaSuccess) return error;
-    return launch_after(p_.backward ? softmax_columns_finish_kernel<T, true> : softmax_columns_finish_kernel<T, false>,
-        columns, tiles * columns.chunks, across * down, shared);
-  }
-
-  const SoftmaxProblem& p_;
-  const Device& device_;
-  SoftmaxWorkspace& workspace_;
-  cudaStream_t stream_;
   SoftmaxRows<T> rows_{};
 };
 

@@ -52,6 +52,58 @@ __device__ __forceinline__ void store_in(T* to, int first, Range range, const Ve
   }
 }
 
+// The largest of each element of the vectors, where larger than `most`; NaNs are dropped.
+template <typename T, typename Acc, int kVec, int kCount>
+__device__ __forceinline__ void take_larger(const Vector<T, kVec> (&raw)[kCount], Acc (&most)[kVec]) {
+  Acc values[kVec];
+  if constexpr (sizeof(T) == 2) {
+    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    Vector<T, kVec> largest = raw[0];
+#pragma unroll
+    for (int w = 0; w < kVec / 2; ++w) {
+      Pair pair = *reinterpret_cast<const Pair*>(&raw[0].words[w]);
+#pragma unroll
+      for (int k = 1; k < kCount; ++k) pair = __hmax2(pair, *reinterpret_cast<const Pair*>(&raw[k].words[w]));
+      largest.words[w] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+    unpack(largest, values);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) most[i] = larger(most[i], values[i]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      unpack(raw[k], values);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) most[i] = larger(most[i], values[i]);
+    }
+  }
+}
+
+// The vectors' elements join their columns' parts.
+template <bool kBackward, typename T, typename Acc, int kVec, int kCount, int kSaved>
+__device__ __forceinline__ void add_vectors(
+    Part<Acc> (&parts)[kVec], const Vector<T, kVec> (&raw)[kCount], const Vector<T, kVec> (&saved)[kSaved]) {
+  if constexpr (!kBackward) {
+    Acc largest[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) largest[i] = parts[i].largest;
+    take_larger(raw, largest);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      parts[i].total *= shifted_power(parts[i].largest, largest[i]);
+      parts[i].largest = largest[i];
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    Acc x[kVec], y[kVec];
+    unpack(raw[k], x);
+    if constexpr (kBackward) unpack(saved[k], y);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) parts[i].total += kBackward ? x[i] * y[i] : shifted_power(x[i], parts[i].largest);
+  }
+}
+
 // The parts of groups of `width` neighboring lanes, joined; all lanes get it.
 template <bool kBackward, typename Acc>
 __device__ __forceinline__ Part<Acc> join_group(Part<Acc> part, int width) {
@@ -62,6 +114,30 @@ __device__ __forceinline__ Part<Acc> join_group(Part<Acc> part, int width) {
   }
   part.total = lanes_total(part.total, width);
   return part;
+}
+
+// The parts of lanes that are a multiple of `apart`, a power of two, from each other, joined; all lanes get them.
+template <bool kBackward, typename Acc, int kCount>
+__device__ __forceinline__ void join_apart(Part<Acc> (&parts)[kCount], int apart) {
+  if (apart >= 32) return;
+  if constexpr (!kBackward) {
+    Acc largest[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) largest[i] = parts[i].largest;
+    for (int d = apart; d < 32; d *= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) largest[i] = larger(largest[i], __shfl_xor_sync(kAllLanes, largest[i], d));
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      parts[i].total *= shifted_power(parts[i].largest, largest[i]);
+      parts[i].largest = largest[i];
+    }
+  }
+  for (int d = apart; d < 32; d *= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) parts[i].total += __shfl_xor_sync(kAllLanes, parts[i].total, d);
+  }
 }
 
 // Joins the rows of a matrix of parts, (rows, columns), by all threads of the block: `load(row, column)`,

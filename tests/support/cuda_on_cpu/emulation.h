@@ -87,12 +87,16 @@ struct RemoteStores {
   std::vector<RemoteStore> stores;
 };
 
-// Blocks that run together, by rank; what `anchor` has in each tells where the others have their shared memory.
+// Blocks that run together, by rank: where each has its shared memory, static (from `anchor`) and dynamic.
 struct Cluster {
   std::vector<std::atomic<char*>> anchors;
+  std::vector<std::atomic<unsigned char*>> dynamics;
   std::vector<RemoteStores> remote_stores;
   std::atomic<unsigned> arrived{0}, generation{0};
-  explicit Cluster(int blocks) : anchors(static_cast<size_t>(blocks)), remote_stores(static_cast<size_t>(blocks)) {}
+  explicit Cluster(int blocks)
+      : anchors(static_cast<size_t>(blocks)),
+        dynamics(static_cast<size_t>(blocks)),
+        remote_stores(static_cast<size_t>(blocks)) {}
 };
 inline thread_local char anchor;
 
@@ -101,6 +105,7 @@ struct Block {
   Cluster* cluster;
   RemoteStores* remote_stores;
   unsigned char* shared;
+  int64_t shared_bytes;
   ucontext_t scheduler;
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::vector<Warp> warps;
@@ -247,7 +252,7 @@ inline bool run_block(Block& of, double seconds) {
   return true;
 }
 
-// A launch. `together`: the blocks run at the same time, else one after the other; `cluster`: blocks of a cluster.
+// A launch. `together`: the blocks run at the same time, else one cluster after the other; `cluster`: blocks of one.
 inline bool launch(int64_t blocks, int threads, int64_t shared_bytes, bool together, unsigned seed,
     const std::function<void()>& kernel, int cluster = 1) {
   std::atomic<bool> is_done{true};
@@ -265,6 +270,8 @@ inline bool launch(int64_t blocks, int threads, int64_t shared_bytes, bool toget
     mine.random.seed(seed * 7919 + index);
     std::vector<unsigned char> memory(static_cast<size_t>(shared_bytes) + 128, 0xff);
     mine.shared = memory.data() + (128 - reinterpret_cast<uintptr_t>(memory.data()) % 128) % 128;
+    mine.shared_bytes = shared_bytes;
+    mine.cluster->dynamics[index % static_cast<unsigned>(cluster)] = mine.shared;
     mine.warps.resize(static_cast<size_t>(threads) / 32);
     start_fibers(mine, kernel);
     if (!run_block(mine, 20.0)) is_done = false;
@@ -272,10 +279,10 @@ inline bool launch(int64_t blocks, int threads, int64_t shared_bytes, bool toget
   std::vector<std::thread> running;
   for (unsigned index = 0; index < blocks; ++index) {
     running.emplace_back(run, index);
-    if (!together) running.back().join();
-  }
-  if (together)
+    if (together ? index + 1 < blocks : (index + 1) % static_cast<unsigned>(cluster) != 0) continue;
     for (std::thread& each : running) each.join();
+    running.clear();
+  }
   return is_done;
 }
 

@@ -27,11 +27,15 @@ inline void wait_for_cluster() {
 }
 inline void arrive_in_cluster_unaligned() { arrive_in_cluster(); }
 inline void wait_for_cluster_unaligned() { wait_for_cluster(); }
-// Variables of threads lie as far from each other in all of them.
+// Static shared variables lie as far from each other in all threads; dynamic shared memory is of each block's own.
 template <typename T>
 T* address_in_cluster(T* local, uint32_t rank) {
+  const emulation::Block& block = emulation::current();
+  auto* const byte = reinterpret_cast<unsigned char*>(local);
+  if (byte >= block.shared && byte < block.shared + block.shared_bytes)
+    return reinterpret_cast<T*>(block.cluster->dynamics[rank] + (byte - block.shared));
   const auto apart = reinterpret_cast<const char*>(local) - &emulation::anchor;
-  return reinterpret_cast<T*>(emulation::current().cluster->anchors[rank] + apart);
+  return reinterpret_cast<T*>(block.cluster->anchors[rank] + apart);
 }
 template <typename T>
 const T& in_cluster(const T& local, uint32_t rank) {

@@ -1,0 +1,118 @@
+// Softmax of tiles of columns that a block, or the blocks of a cluster, hold in shared memory: one read and one write.
+// Each thread keeps its vectors there as they came, adds them up while later ones are on their way, and reads what it
+// has itself asked for, which takes no barrier. The parts of a block's columns meet in shared memory, those of a
+// cluster's blocks by stores into each other's.
+#pragma once
+
+#include "common/ptx/async_copy.cuh"
+#include "softmax/columns.cuh"
+#include "softmax/slabs.cuh"
+
+namespace dcs {
+
+// The parts of a tile's columns, joined over the `blocks` blocks of a cluster, which have arrived at its barrier; in
+// shared memory at `exchange`, which has held_exchange_parts.
+template <bool kBackward, typename Acc, typename Lines>
+__device__ __forceinline__ const Part<Acc>* join_cluster(
+    const Lines& lines, const Part<Acc>* of_block, int blocks, Part<Acc>* exchange, uint64_t& arrivals) {
+  wait_for_cluster();
+  const int columns = lines.columns;
+  const Part<Acc>* const mine = exchange + cluster_rank() * columns;
+  for (int p = threadIdx.x; p < blocks * columns; p += blockDim.x) {
+    const int rank = p / columns, column = p - rank * columns;
+    const Part<Acc> part = of_block[lines.slot(column)];
+    if constexpr (!kBackward) store_async_in_cluster(&mine[column].largest, &arrivals, rank, part.largest);
+    store_async_in_cluster(&mine[column].total, &arrivals, rank, part.total);
+  }
+  mbarrier_wait(&arrivals, 0);
+  Part<Acc>* const joined = exchange + blocks * columns;
+  join_rows<kBackward, Acc>(
+      blocks, columns, [&](int block, int column) { return exchange[block * columns + column]; },
+      [&](int column, Part<Acc> part) { joined[lines.slot(column)] = part; });
+  __syncthreads();
+  return joined;
+}
+inline int64_t held_exchange_parts(int64_t columns, int64_t blocks) { return blocks > 1 ? (blocks + 2) * columns : 0; }
+
+// Until at most `pending` of the thread's groups are on their way.
+__device__ __forceinline__ void wait_for_copies(int pending) {
+  switch (pending) {
+    case 0: return wait_for_copies<0>();
+    case 1: return wait_for_copies<1>();
+    case 2: return wait_for_copies<2>();
+    case 3: return wait_for_copies<3>();
+    default: return wait_for_copies<4>();
+  }
+}
+
+template <typename T, bool kBackward, template <typename> class Lines>
+__global__ void __launch_bounds__(kTileThreads, 4) softmax_held_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
+  using Acc = typename Types<T>::Acc;
+  constexpr int kVec = 16 / sizeof(T), kGroup = kGroupVectors<T>;
+  using Vec = Vector<T, kVec>;
+  extern __shared__ __align__(16) unsigned char softmax_shared[];
+  __shared__ uint64_t arrivals;
+  const int blocks = static_cast<int>(cluster_blocks()), threads = blockDim.x;
+  const Lines<T> lines(params, blocks > 1 ? cluster_index() : blockIdx.x, blocks > 1 ? cluster_rank() : 0);
+  if (blocks > 1) {
+    if (threadIdx.x == 0)
+      init_transaction_barrier(
+          &arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
+    __syncwarp();
+    arrive_in_cluster_relaxed();
+  }
+  Vec* const held = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x;
+  Vec* const saved = held + params.each * threads;
+  if (lines.is_inside) {
+    for (int k = 0; k < lines.count; ++k) {
+      copy_async(held + k * threads, params.input + lines.place(k));
+      if constexpr (kBackward) copy_async(saved + k * threads, params.saved + lines.place(k));
+      if (k % kGroup == kGroup - 1) commit_copies();
+    }
+  } else {
+    for (int k = 0; k < lines.count; ++k) {
+      const int64_t left = min(lines.left - k * lines.apart, static_cast<int64_t>(kVec));
+      const int bytes = static_cast<int>(left) * static_cast<int>(sizeof(T));
+      copy_existing<16, sizeof(T)>(held + k * threads, params.input + lines.place(k), bytes);
+      if constexpr (kBackward) copy_existing<16, sizeof(T)>(saved + k * threads, params.saved + lines.place(k), bytes);
+      if (k % kGroup == kGroup - 1) commit_copies();
+    }
+  }
+  commit_copies();
+
+  Part<Acc> parts[kVec];
+  const auto add = [&](int first, auto all) {
+    Vec raw[kGroup], raw_saved[kBackward ? kGroup : 1];
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      const bool has = decltype(all)::value || first + k < lines.count;
+      raw[k] = has ? held[(first + k) * threads] : neutral<T, kVec, kBackward>();
+      if constexpr (kBackward) raw_saved[k] = has ? saved[(first + k) * threads] : neutral<T, kVec, true>();
+    }
+    mask_vectors<kBackward>(lines, first, raw);
+    if constexpr (kBackward) mask_vectors<true>(lines, first, raw_saved);
+    add_vectors<kBackward>(parts, raw, raw_saved);
+  };
+  int first = 0;
+  for (int pending = lines.count / kGroup; pending > 0; --pending, first += kGroup) {
+    wait_for_copies(pending);
+    add(first, std::true_type());
+  }
+  wait_for_copies<0>();
+  if (first < lines.count) add(first, std::false_type());
+
+  Part<Acc>* const shared = reinterpret_cast<Part<Acc>*>(
+      reinterpret_cast<Vec*>(softmax_shared) + params.each * threads * (kBackward ? 2 : 1));
+  Part<Acc>* const of_block = lines.template join<kBackward>(parts, shared);
+  const Part<Acc>* joined = of_block;
+  if (blocks > 1)
+    joined = join_cluster<kBackward>(lines, of_block, blocks, of_block + lines.slot(lines.columns), arrivals);
+  lines.take(joined, parts);
+  invert_totals<kBackward>(parts);
+#pragma unroll 4
+  for (int k = 0; k < lines.count; ++k)
+    store_finished<kBackward>(
+        lines, params.output, k, held[k * threads], kBackward ? saved[k * threads] : Vec{}, parts);
+}
+
+}  // namespace dcs

@@ -1,0 +1,72 @@
+// What launches of all softmax kernels share: the problem, and how a kernel is launched.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "softmax/launch.h"
+#include "softmax/values.cuh"
+
+namespace dcs {
+
+inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
+
+template <typename T>
+class SoftmaxLaunchBase {
+ public:
+  SoftmaxLaunchBase(
+      const SoftmaxProblem& problem, const Device& device, SoftmaxWorkspace& workspace, cudaStream_t stream)
+      : p_(problem), device_(device), workspace_(workspace), stream_(stream) {}
+
+ protected:
+  using Acc = typename Types<T>::Acc;
+  static constexpr int kSize = sizeof(T), kVec = 16 / sizeof(T);
+  static constexpr bool kHalf = sizeof(T) == 2;
+
+  static bool whole(int64_t elements) { return elements % kVec == 0; }
+  int64_t slab() const { return p_.length * p_.inner; }
+  // Vectors after which columns are where they were.
+  int64_t slab_unit() const { return p_.inner / std::gcd<int64_t>(p_.inner, kVec); }
+  // Of a line of so many neighboring elements, at most: it can begin at any element of its first vector.
+  static int64_t vectors_of(int64_t elements) {
+    return whole(elements) ? elements / kVec : ceil_div(elements + kVec - 1, kVec);
+  }
+  template <typename Params>
+  Params operands() const {
+    return {static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output)};
+  }
+
+  // `dependent`: waits itself for the launch before it.
+  template <typename Kernel, typename Params>
+  cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0,
+      int cluster = 1, bool dependent = false) const {
+    const cudaError_t allowed = allow_shared(kernel, shared, device_.shared_per_block);
+    if (allowed != cudaSuccess) return allowed;
+    if (cluster > 8) {
+      const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      if (error != cudaSuccess) return error;
+    }
+    cudaLaunchAttribute attribute = dependent ? programmatic_serialization() : in_clusters_of(cluster);
+    const bool attributed = cluster > 1 || (dependent && device_.cluster > 1);
+    const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, &attribute, attributed ? 1 : 0);
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
+    return error != cudaSuccess ? error : cudaGetLastError();
+  }
+  template <typename Kernel, typename Params>
+  cudaError_t launch_after(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared) const {
+    return launch(kernel, params, grid, threads, shared, 1, true);
+  }
+
+  // Shared memory of a block of which a multiprocessor has so many.
+  int64_t shared_of(int blocks) const {
+    return std::min<int64_t>(device_.shared_per_block, device_.shared_per_multiprocessor / blocks - 1024) -
+        kStaticBytes;
+  }
+
+  const SoftmaxProblem& p_;
+  const Device& device_;
+  SoftmaxWorkspace& workspace_;
+  cudaStream_t stream_;
+};
+
+}  // namespace dcs

@@ -1,0 +1,187 @@
+// Which tiles a softmax of columns takes (launch.cuh has the table), or of rows that no cluster holds.
+#pragma once
+
+#include <optional>
+
+#include "softmax/chunks.cuh"
+#include "softmax/held.cuh"
+#include "softmax/launch_base.cuh"
+
+namespace dcs {
+
+template <typename T>
+class TileLaunch : protected SoftmaxLaunchBase<T> {
+ protected:
+  using Base = SoftmaxLaunchBase<T>;
+  using Base::Base;
+  using Base::device_;
+  using Base::kHalf;
+  using Base::kSize;
+  using Base::kVec;
+  using Base::launch;
+  using Base::launch_after;
+  using Base::p_;
+  using Base::shared_of;
+  using Base::slab;
+  using Base::slab_unit;
+  using Base::vectors_of;
+  using Base::whole;
+  using Base::workspace_;
+  using typename Base::Acc;
+
+  // Of a chunk of a slab, about; parts of a slab's chunks and columns, at most.
+  static constexpr int64_t kChunkBytes = 64 << 10, kMostParts = 512;
+  // Of a tile's chunks, which a block joins in less time than a launch takes.
+  static constexpr int64_t kDirectParts = 2048;
+  // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
+  // tensor that is large.
+  static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
+
+  SoftmaxTiles<T> tiles() const {
+    auto tiles = this->template operands<SoftmaxTiles<T>>();
+    tiles.outer = p_.outer, tiles.length = p_.length, tiles.inner = p_.inner;
+    return tiles;
+  }
+  // Shared memory of a block that holds so many vectors and joins so many parts.
+  int64_t held_bytes(int64_t vectors, int64_t parts) const {
+    return vectors * (p_.backward ? 32 : 16) + parts * static_cast<int64_t>(sizeof(Part<Acc>));
+  }
+  template <template <typename> class Lines>
+  cudaError_t launch_held(
+      const SoftmaxTiles<T>& params, int64_t tiles, int64_t threads, int64_t shared, int cluster) const {
+    return launch(p_.backward ? softmax_held_kernel<T, true, Lines> : softmax_held_kernel<T, false, Lines>, params,
+        tiles * cluster, threads, shared, cluster);
+  }
+  // `columns`: of a tile; `shared`: parts that a block's join takes.
+  template <template <typename> class Lines>
+  cudaError_t launch_chunks(SoftmaxTiles<T>& params, int64_t tiles, int64_t columns, int64_t shared) {
+    const int64_t part = sizeof(Part<Acc>), grid = tiles * params.chunks, parts = grid * columns;
+    params.parts = static_cast<Part<Acc>*>(workspace_.allocate((parts + tiles * columns) * part));
+    cudaError_t error =
+        launch(p_.backward ? softmax_chunk_kernel<T, true, Lines> : softmax_chunk_kernel<T, false, Lines>, params, grid,
+            kTileThreads, shared * part);
+    if (error == cudaSuccess && params.chunks * columns > kDirectParts) {
+      params.joined = params.parts + parts;
+      const auto kernel = p_.backward ? softmax_join_chunks_kernel<Acc, true> : softmax_join_chunks_kernel<Acc, false>;
+      error =
+          launch_after(kernel, SoftmaxParts<Acc>{params.parts, params.joined, params.chunks, static_cast<int>(columns)},
+              tiles * ceil_div(columns, kJoinColumns), kTileThreads, 0);
+    }
+    if (error != cudaSuccess) return error;
+    return launch_after(p_.backward ? softmax_finish_kernel<T, true, Lines> : softmax_finish_kernel<T, false, Lines>,
+        params, grid, kTileThreads, (columns + columns / kVec) * part);
+  }
+
+  cudaError_t run_slabs() {
+    const int64_t vectors = vectors_of(slab()), unit = slab_unit();
+    // Of a thread: few where there are few in all, or in a slab.
+    const int64_t each =
+        vectors < 256 ? 4 : std::clamp<int64_t>(p_.outer * vectors / (int64_t{256} * device_.multiprocessors), 4, 8);
+    SoftmaxTiles<T> params = tiles();
+    for (int cluster = 1; cluster <= device_.cluster; cluster *= 2) {
+      const int64_t share = ceil_div(vectors, cluster);
+      const int64_t width = std::min(
+          round_up(std::max(ceil_div(share, each), std::min<int64_t>(share, 32)), unit), kTileThreads / unit * unit);
+      const int64_t threads = round_up(width, 32);
+      params.width = static_cast<int>(width);
+      params.each = static_cast<int>(ceil_div(share, width));
+      params.chunk = width * params.each, params.chunks = cluster;
+      const int64_t shared = held_bytes(
+          params.each * threads, slab_parts<T>(p_.inner, width, threads) + held_exchange_parts(p_.inner, cluster));
+      // A few clusters take longer than two launches.
+      if (shared <= shared_of(3) && (cluster == 1 || p_.outer * cluster >= 16))
+        return launch_held<Slab>(params, p_.outer, threads, shared, cluster);
+    }
+    return run_chunks();
+  }
+
+  cudaError_t run_chunks() {
+    SoftmaxTiles<T> params = tiles();
+    params.width = static_cast<int>(kTileThreads / slab_unit() * slab_unit());
+    // Small chunks keep the device busy to the end, but each block of the last kernel joins the parts of all of a
+    // slab's.
+    const int64_t rounds = ceil_div(vectors_of(slab()), params.width);
+    const int64_t small = std::min(slab() * kSize / kChunkBytes, kMostParts / p_.inner);
+    const int64_t wanted = std::clamp<int64_t>(
+        std::max(small, 2 * device_.multiprocessors / p_.outer), 1, ceil_div(rounds, kGroupVectors<T>));
+    params.chunk = ceil_div(rounds, wanted) * params.width;
+    params.chunks = ceil_div(rounds * params.width, params.chunk);
+    return launch_chunks<Slab>(params, p_.outer, p_.inner, slab_parts<T>(p_.inner, params.width, kTileThreads));
+  }
+
+  // Takes windows of `across` vectors; the result is how many.
+  int64_t set_across(SoftmaxTiles<T>& params, int64_t across) const {
+    params.across_bits = 0;
+    while (1 << params.across_bits < across) ++params.across_bits;
+    params.unit = static_cast<int>(kVec / std::gcd<int64_t>(p_.inner, kVec));
+    if (whole(p_.inner)) return ceil_div(p_.outer * (p_.inner / kVec), across);
+    params.windows = ceil_div(p_.inner, (across - 1) * kVec);
+    return p_.outer * params.windows;
+  }
+
+  // Windows of `across` vectors, held by clusters of so many blocks, if these have `room` bytes each.
+  std::optional<cudaError_t> run_held(int64_t across, int cluster, int64_t room) const {
+    SoftmaxTiles<T> params = tiles();
+    const int64_t count = set_across(params, across);
+    const int64_t vectors = p_.outer * p_.length * ceil_div(p_.inner, kVec), share = ceil_div(p_.length, cluster);
+    // Of a thread, if a block has threads enough: more where joining their parts counts beside what they take.
+    const int64_t each = std::clamp<int64_t>(
+        vectors / (int64_t{2} * kTileThreads * device_.multiprocessors), 1, kHalf && !p_.backward ? 12 : 8);
+    const int64_t rows = std::max<int64_t>(32 / across, 1) * params.unit;  // steps that `down` is a multiple of
+    const int64_t down = round_up(std::min(ceil_div(share, each), kTileThreads / across), rows),
+                  threads = across * down;
+    params.down = static_cast<int>(down);
+    params.chunk = round_up(share, down), params.chunks = cluster;
+    params.each = static_cast<int>(params.chunk / down);
+    const int64_t shared = held_bytes(
+        params.each * threads, column_parts<T>(across, threads) + held_exchange_parts(across * kVec, cluster));
+    if (threads > kTileThreads || shared > room) return std::nullopt;
+    return launch_held<ColumnWindow>(params, count, threads, shared, cluster);
+  }
+
+  cudaError_t run_columns() {
+    const int64_t line = p_.length * (p_.backward ? 32 : 16);  // bytes of a column vector
+    const int64_t vectors = p_.outer * ceil_div(p_.inner, kVec);
+    const int most = std::min(device_.cluster, 8);
+    // A window is 128 bytes of a step, or 256 where it begins inside of a sector of 32. Narrower ones, and clusters, if
+    // the device is not busy otherwise, or a cluster has no room; where windows overlap, that is worth it only beside
+    // the launches of another kernel.
+    const bool large = p_.outer * slab() * kSize >= kLargeBytes;
+    const int64_t narrowest = whole(p_.inner) ? 4 : large ? 16 : 8;
+    int64_t across = p_.inner * kSize % 32 == 0 ? 8 : 16;
+    if (vectors * most <= 8 * device_.multiprocessors && line > kShortLine) across = std::min(across, narrowest);
+    int least = 1;
+    while (least < most && vectors * least < across * device_.multiprocessors && line * across > kShortBytes * least)
+      least *= 2;
+    // Wider ones for short columns.
+    for (int64_t wide = 32; least == 1 && wide > across; wide /= 2)
+      if (wide * line <= kWideBytes && vectors >= wide * device_.multiprocessors)
+        if (const auto error = run_held(wide, 1, shared_of(3))) return *error;
+    for (int64_t narrow = across; narrow >= narrowest; narrow /= 2) {
+      for (int cluster = least; cluster <= most; cluster *= 2)
+        if (const auto error = run_held(narrow, cluster, shared_of(3))) return *error;
+      if (const auto error = run_held(narrow, most, shared_of(2))) return *error;
+      // Half precision has too much to compute for a block alone on its multiprocessor.
+      if (!kHalf && !whole(p_.inner) && large)
+        if (const auto error = run_held(narrow, most, shared_of(1))) return *error;
+    }
+    for (int64_t narrow = across; narrow >= narrowest; narrow /= 2)
+      if (const auto error = run_held(narrow, device_.cluster, shared_of(3))) return *error;
+    return run_column_chunks();
+  }
+
+  cudaError_t run_column_chunks() {
+    SoftmaxTiles<T> params = tiles();
+    const int64_t across = p_.inner >= 128 * kVec ? 32 : 16;
+    params.down = static_cast<int>(kTileThreads / across);
+    const int64_t count = set_across(params, across), round = params.down * kGroupVectors<T>,
+                  rounds = ceil_div(p_.length, round);
+    const int64_t wanted =
+        std::clamp<int64_t>(ceil_div(4 * device_.multiprocessors, count), 1, std::min<int64_t>(128, rounds));
+    params.chunk = ceil_div(rounds, wanted) * round;
+    params.chunks = ceil_div(p_.length, params.chunk);
+    return launch_chunks<ColumnWindow>(params, count, across * kVec, column_parts<T>(across, kTileThreads));
+  }
+};
+
+}  // namespace dcs
