@@ -165,7 +165,8 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
   SmallColumnsPlan plan{};
   if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
       (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
-      p.rows() * p.length > kSmallColumnElements * device.multiprocessors || !plan_small_span(plan, p, device))
+      p.rows() * p.length > small_column_elements(bytes_of(p.dtype)) * device.multiprocessors ||
+      !plan_small_span(plan, p, device))
     return std::nullopt;
   const int64_t groups = p.outer * plan.spans, slots = device.multiprocessors / kClusterMultiprocessors;
   const int64_t most = most_small_cluster(device);
