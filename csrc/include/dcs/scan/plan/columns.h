@@ -158,6 +158,11 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
   return true;
 }
 
+inline int64_t small_column_elements(const ScanProblem& p, const DeviceLimits& device) {
+  const bool few = p.rows() <= kFewSmallColumns * device.multiprocessors;
+  return few ? few_small_column_elements(bytes_of(p.dtype)) : kSmallColumnElements;
+}
+
 // So few elements that the GPU has room for all of their threads at once, along a strided time that fits into a block
 // or a cluster.
 inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, const DeviceLimits& device) {
@@ -165,7 +170,7 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
   SmallColumnsPlan plan{};
   if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
       (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
-      p.rows() * p.length > small_column_elements(bytes_of(p.dtype)) * device.multiprocessors ||
+      p.rows() * p.length > small_column_elements(p, device) * device.multiprocessors ||
       !plan_small_span(plan, p, device))
     return std::nullopt;
   const int64_t groups = p.outer * plan.spans, slots = device.multiprocessors / kClusterMultiprocessors;
