@@ -29,8 +29,7 @@ __device__ __forceinline__ bool is_larger(Acc a, Acc b) {
 // Of half precision two at a time.
 template <typename T, int kVec>
 __device__ __forceinline__ float largest_half(const Vector<T, kVec>& raw) {
-  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  Pair pairs[kVec / 2];
+  HalfPair<T> pairs[kVec / 2];
   memcpy(pairs, raw.words, sizeof pairs);
 #pragma unroll
   for (int i = 1; i < kVec / 2; ++i) pairs[0] = __hmax2_nan(pairs[0], pairs[i]);

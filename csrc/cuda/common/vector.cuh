@@ -29,6 +29,10 @@ struct alignas(kVec * sizeof(T)) Vector<T, kVec, std::enable_if_t<sizeof(T) == 2
   }
 };
 
+// Two elements of half precision, as a word has them.
+template <typename T>
+using HalfPair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+
 // The values of a vector in its accumulator, two half-precision values from each word at a time, and back.
 template <typename Acc, typename T, int kVec>
 __device__ __forceinline__ void unpack(const Vector<T, kVec>& from, Acc (&to)[kVec]) {

@@ -10,7 +10,7 @@
 
 namespace dcs {
 
-// The parts of a tile's columns, joined over the `blocks` blocks of a cluster, which have arrived at its barrier; in
+// The parts of a tile's columns, joined over the `blocks` blocks of a cluster, which have met in `meet_cluster`; in
 // shared memory at `exchange`, which has held_exchange_parts.
 template <bool kBackward, typename Acc, typename Lines>
 __device__ __forceinline__ const Part<Acc>* join_cluster(
@@ -54,13 +54,8 @@ __global__ void __launch_bounds__(kTileThreads, 4) softmax_held_kernel(const __g
   __shared__ uint64_t arrivals;
   const int blocks = static_cast<int>(cluster_blocks()), threads = blockDim.x;
   const Lines<T> lines(params, blocks > 1 ? cluster_index() : blockIdx.x, blocks > 1 ? cluster_rank() : 0);
-  if (blocks > 1) {
-    if (threadIdx.x == 0)
-      init_transaction_barrier(
-          &arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
-    __syncwarp();
-    arrive_in_cluster_relaxed();
-  }
+  if (blocks > 1)
+    meet_cluster(arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
   Vec* const held = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x;
   Vec* const saved = held + params.each * threads;
   if (lines.is_inside) {

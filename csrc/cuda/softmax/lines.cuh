@@ -57,7 +57,7 @@ template <typename T, typename Acc, int kVec, int kCount>
 __device__ __forceinline__ void take_larger(const Vector<T, kVec> (&raw)[kCount], Acc (&most)[kVec]) {
   Acc values[kVec];
   if constexpr (sizeof(T) == 2) {
-    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    using Pair = HalfPair<T>;
     Vector<T, kVec> largest = raw[0];
 #pragma unroll
     for (int w = 0; w < kVec / 2; ++w) {

@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   using Vec = Vector<T, kVec>;
   __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(blocks, exchange);
+  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const RowVectors<T, kVectors, kWhole> mine(params, row, begin, params.share);
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(blocks, exchange);
+  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const RowVectors<T, kVectors, kWhole> mine(params, row, begin, params.share);

@@ -45,11 +45,10 @@ struct ClusterExchange {
   Part<Acc> parts[16];
 };
 
-// Says to the others of the cluster that this block is there and can be sent to. It ends when it has had the parts of
-// all: none is sent to a block that has ended.
-template <typename Acc>
-__device__ __forceinline__ void meet_cluster(int blocks, ClusterExchange<Acc>& exchange) {
-  if (threadIdx.x == 0) init_transaction_barrier(&exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
+// Says to the others of the cluster that this block is there and can be sent to, `bytes` in all. It ends when it has
+// had the parts of all: none is sent to a block that has ended.
+__device__ __forceinline__ void meet_cluster(uint64_t& arrivals, int bytes) {
+  if (threadIdx.x == 0) init_transaction_barrier(&arrivals, bytes);
   __syncwarp();
   arrive_in_cluster_relaxed();
 }
