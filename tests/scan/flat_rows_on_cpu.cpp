@@ -173,7 +173,7 @@ class Trial {
     Memory<Word> segments(rows.workspace_bytes / 16);
     params.stages = rows.stages;
     params.segments = segments.data;
-    params.tag = 0x123456789abcdef0;
+    params.tag = {0x123456789abcdef0, nullptr};
     return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, true, c.seed, [&] {
       in_direction<T>(p, [&](auto direction) { long_rows_kernel<T, kStep, kBackward, direction()>(params); });
     });

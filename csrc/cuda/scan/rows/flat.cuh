@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/element_types.cuh"
+#include "scan/carry/word.cuh"
 #include "dcs/scan/problem.h"
 #include "dcs/scan/plan/tuning.h"
 
@@ -35,7 +36,7 @@ struct FlatParams {
   // Of long_rows_kernel: tiles in shared memory; what the blocks leave each other.
   int stages;
   void* segments;
-  uint64_t tag;
+  CallTag tag;
 };
 
 // A row, and how many of its elements come before.

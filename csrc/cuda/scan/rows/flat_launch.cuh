@@ -201,7 +201,7 @@ cudaError_t launch_long_rows(
     FlatParams params = flat_params<T>(problem, plan);
     params.stages = plan.stages;
     params.segments = workspace;
-    params.tag = call_tag(workspace, plan.workspace_bytes, stream);
+    params.tag = counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream);
     const auto kernel = in_direction<T>(problem, [](auto direction) {
       return long_rows_kernel<T, decltype(step)::value, decltype(backward)::value, direction()>;
     });

@@ -31,6 +31,7 @@ struct CarryWarp {
   const FlatParams& p;
   LongShared<Wide>& shared;
   const int lane = threadIdx.x % 32;
+  uint64_t tag = 0;  // of this launch
   int64_t gamma_row = -1;
   Wide lane_weight = cast<Wide>(1.0), far_power = cast<Wide>(1.0), blocks_power = cast<Wide>(1.0);
   Wide carry = cast<Wide>(0.0);  // into the block's tile before
@@ -108,7 +109,7 @@ struct CarryWarp {
     while (true) {
 #pragma unroll
       for (int j = 0; j < kLongReads; ++j)
-        if ((missing >> j & 1) && words[j].get(segments[j], p.tag)) missing &= ~(1u << j);
+        if ((missing >> j & 1) && words[j].get(segments[j], tag)) missing &= ~(1u << j);
       if (!__any_sync(0xffffffffu, missing != 0)) break;
       ask(tile, window, missing, words);
     }
@@ -150,7 +151,7 @@ struct CarryWarp {
     Segment<Wide> segment = lane < kLongWarps ? shared.totals[turn][lane] : identity<Wide>(), before = identity<Wide>();
     fold_segments_up<kLongWarps>(segment, lane);
     if (lane == kLongWarps - 1 && tile + 1 < p.tiles)
-      const_cast<Words*>(static_cast<const Words*>(p.segments))[tile].publish(segment, p.tag);
+      const_cast<Words*>(static_cast<const Words*>(p.segments))[tile].publish(segment, tag);
     before.total = shuffle_up(segment.total, 1);
     before.gates = shuffle_up(segment.gates, 1);
     before.closed = __shfl_up_sync(0xffffffffu, static_cast<int>(segment.closed), 1);
@@ -162,6 +163,8 @@ struct CarryWarp {
     int64_t tile = blockIdx.x;
     FlatPosition position = locate(p, tile * p.tile);
     set_row(position.row);
+    if (lane == 0) tag = tag_of_launch(p.tag);
+    tag = __shfl_sync(0xffffffffu, tag, 0);
     Segment<Wide> entering = publish(0, tile);
     for (int round = 0; round < rounds; ++round) {
       // What is there already comes while the next tile's total does.
