@@ -28,6 +28,7 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 #define cudaOccupancyMaxActiveClusters(...) cudaErrorNotSupported
 #define cudaGetLastError() cudaSuccess
 #include "softmax/launch.cuh"
+#include "softmax/runs.cuh"
 
 using namespace dcs;
 using trials::narrowed, trials::widened;
@@ -38,6 +39,16 @@ struct Case {
   int64_t outer, length, inner;
   bool backward, in_place, special;
   int multiprocessors, cluster;
+  int64_t run, gap, offset;  // of the input, as Runs has them, and from a vector's begin; run 0: it needs no copy
+
+  int64_t elements() const { return outer * length * inner; }
+  int64_t place(int64_t index) const { return offset + index + (run > 0 ? index / run * gap : 0); }
+  // Elements of memory that the input lies in.
+  int64_t extent() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < elements(); ++i) most = std::max(most, place(i));
+    return most + 1;
+  }
 };
 
 // `size` elements, between others that must stay as they are.
@@ -77,31 +88,36 @@ template <typename T>
 class Trial {
  public:
   Trial(const Case& of, unsigned seed)
-      : c(of), random(seed), size(c.outer * c.length * c.inner), input(size), saved(size), output(size) {
+      : c(of), random(seed), size(c.elements()), extent(c.extent()), input(extent), saved(size), output(size) {
     std::normal_distribution<double> normal;
+    for (int64_t i = 0; i < extent; ++i) input.data[i] = narrowed<T>(4 * normal(random));
     for (int64_t i = 0; i < size; ++i) {
-      input.data[i] = narrowed<T>(4 * normal(random));
       saved.data[i] = narrowed<T>(normal(random));
       output.data[i] = narrowed<T>(NAN);
     }
     constexpr double kSpecial[] = {INFINITY, -INFINITY, NAN, 1e30, -1e30};
     if (c.special && !c.backward) {
-      for (int i = 0; i < 3; ++i) input.data[at_random(size)] = narrowed<T>(kSpecial[random() % 5]);
+      for (int i = 0; i < 3; ++i) input.data[at_random(extent)] = narrowed<T>(kSpecial[random() % 5]);
       const int64_t outer = at_random(c.outer), column = at_random(c.inner);
-      for (int64_t step = 0; step < c.length; ++step) input.data[at(outer, step, column)] = narrowed<T>(-INFINITY);
+      for (int64_t step = 0; step < c.length; ++step)
+        input.data[c.place(at(outer, step, column))] = narrowed<T>(-INFINITY);
     }
   }
 
   // False where something is wrong.
   bool run() {
-    std::vector<T> before(input.data, input.data + size);
+    std::vector<T> before(input.data, input.data + extent);
     T* const to = c.in_place ? input.data : output.data;
     tensors = {
-        {input.data, size * static_cast<int64_t>(sizeof(T))}, {saved.data, size * static_cast<int64_t>(sizeof(T))}};
+        {input.data, extent * static_cast<int64_t>(sizeof(T))}, {saved.data, size * static_cast<int64_t>(sizeof(T))}};
     SoftmaxProblem problem;
     problem.outer = c.outer, problem.length = c.length, problem.inner = c.inner;
     problem.backward = c.backward;
-    problem.input = input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
+    if (c.run > 0) {
+      tensors.push_back({to, size * static_cast<int64_t>(sizeof(T))});
+      copy_into(to);
+    }
+    problem.input = c.run > 0 ? to : input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
     Device device;
     device.multiprocessors = c.multiprocessors, device.cluster = c.cluster;
     Workspace workspace;
@@ -114,11 +130,15 @@ class Trial {
   }
 
  private:
+  void copy_into(T* to) const {
+    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+    launch_copy_runs<Bits>(Runs{input.data + c.offset, to, size, c.run, c.gap, static_cast<int>(sizeof(T))}, nullptr);
+  }
   int64_t at_random(int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
   int64_t at(int64_t outer, int64_t step, int64_t column) const { return (outer * c.length + step) * c.inner + column; }
 
   bool check(const std::vector<T>& before, const T* to, int64_t outer, int64_t column) const {
-    const auto x = [&](int64_t step) -> long double { return widened(before[at(outer, step, column)]); };
+    const auto x = [&](int64_t step) -> long double { return widened(before[c.place(at(outer, step, column))]); };
     const auto y = [&](int64_t step) -> long double { return widened(saved.data[at(outer, step, column)]); };
     long double largest = -INFINITY, sum = 0, magnitude = 0;
     for (int64_t step = 0; step < c.length; ++step) largest = std::max(largest, x(step));
@@ -141,17 +161,27 @@ class Trial {
   bool complain(const char* what, int64_t index, long double found, long double wanted) const {
     printf(
         "%s[%ld] is %Lg for %Lg: (%ld, %ld, %ld), %zu bytes, backward %d, in place %d, special %d, multiprocessors %d, "
-        "clusters of %d\n",
+        "clusters of %d, runs of %ld with %ld between, from %ld on\n",
         what, index, found, wanted, c.outer, c.length, c.inner, sizeof(T), c.backward, c.in_place, c.special,
-        c.multiprocessors, c.cluster);
+        c.multiprocessors, c.cluster, c.run, c.gap, c.offset);
     return false;
   }
 
   const Case c;
   std::mt19937 random;
-  const int64_t size;
+  const int64_t size, extent;
   Memory<T> input, saved, output;
 };
+
+// Of every third input: rows, slabs, all of it, or any number of elements to a run, that overlap or have gaps.
+void draw_runs(Case& c, std::mt19937& random) {
+  if (random() % 3) return;
+  const int64_t runs[] = {c.length, c.inner, c.length * c.inner, c.elements(), 1 + static_cast<int64_t>(random() % 40)};
+  c.in_place = false;
+  c.run = runs[random() % 5];
+  c.gap = random() % 4 ? static_cast<int64_t>(random() % 40) : -std::min<int64_t>(c.run, random() % 40);
+  c.offset = random() % 2 ? 0 : random() % 20;
+}
 
 // Sizes whose product is about a number of elements, most of them in a slab; a half with one column.
 Case draw(std::mt19937& random) {
@@ -168,6 +198,7 @@ Case draw(std::mt19937& random) {
   c.special = random() % 3 == 0;
   c.multiprocessors = random() % 2 ? 1 : 100;
   c.cluster = random() % 2 ? 1 : 8;
+  draw_runs(c, random);
   return c;
 }
 
@@ -177,8 +208,10 @@ constexpr int64_t kLong[][3] = {
 constexpr int kLongCount = sizeof kLong / sizeof kLong[0];
 
 Case long_case(int index, std::mt19937& random) {
-  return {kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0, 100,
-      random() % 2 ? 1 : 8};
+  Case c{kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0, 100,
+      random() % 2 ? 1 : 8, 0, 0, 0};
+  draw_runs(c, random);
+  return c;
 }
 
 }  // namespace

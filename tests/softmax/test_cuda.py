@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,6 +135,42 @@ def test_rows_that_begin_inside_a_vector(columns: int, dtype: torch.dtype) -> No
     off_by_one = base[1 : 1 + 4 * columns].view(4, columns)
     assert_gradient(backward(off_by_one, y, 1), off_by_one, y, 1)
     assert_gradient(backward(base[0].expand(4, columns), y, 1), base[0].expand(4, columns), y, 1)
+
+
+VIEWS = {
+    "padded": lambda wide, shape: wide((*shape[:-1], shape[-1] + 5))[..., : shape[-1]],
+    "padded by vectors": lambda wide, shape: wide((*shape[:-1], shape[-1] + 16))[..., : shape[-1]],
+    "sliced": lambda wide, shape: wide((*shape[:-1], shape[-1] + 9))[..., 3 : 3 + shape[-1]],
+    "sliced before": lambda wide, shape: wide((shape[0], shape[1] + 3, *shape[2:]))[:, 1 : 1 + shape[1]],
+    "every second": lambda wide, shape: wide((*shape[:-1], 2 * shape[-1]))[..., ::2],
+    "expanded": lambda wide, shape: wide((1, *shape[1:])).expand(shape),
+    "one element": lambda wide, shape: wide([1] * len(shape)).expand(shape),
+    "overlapping": lambda wide, shape: wide((shape[0] + math.prod(shape[1:]),)).unfold(
+        0, math.prod(shape[1:]), 1)[: shape[0]].unflatten(1, shape[1:]),
+    "holes in holes": lambda wide, shape: wide((*shape[:-2], shape[-2] + 1, shape[-1] + 3))[..., :-1, :-3],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((700, 5), 1), ((300, 64), 1), ((90, 333), 1), ((70, 1000), 1), ((9, 9001), 1), ((3, 140_001), 1),
+     ((2, 1_200_001), 1), ((9, 5, 3), 1), ((90, 700, 3), 1), ((3, 90_001, 2), 1), ((700, 60), 0), ((9001, 33), 0),
+     ((40, 900, 64), 1), ((5, 40_001), 0), ((3, 20_000, 130), 1)],
+    ids=str,
+)  # fmt: skip
+def test_views(shape: tuple[int, ...], dim: int, view: str, dtype: torch.dtype) -> None:
+    """Inputs, and gradients, that lie in memory as nothing else of the call does."""
+
+    def wide(sizes: Sequence[int]) -> Tensor:
+        return torch.randn(tuple(sizes), device="cuda").to(dtype)
+
+    x = VIEWS[view](wide, shape)
+    check(x, dim)
+    y, g = softmax(wide(shape), dim), VIEWS[view](wide, shape)
+    poison()
+    assert_gradient(backward(g, y, dim), g, y, dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
