@@ -132,6 +132,39 @@ def test_small_columns_of_any_gammas(shape: tuple[int, int], dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [8, 16, 24, 64, 80, 120, 128, 240, 248, 256])
+def test_short_rows_of_any_gates(length: int, dtype: torch.dtype, direction: str) -> None:
+    """Each with another kind of finite gates, or of values, beside the recurrence in float32."""
+    x = torch.randn(40_000, length, device="cuda").to(dtype)
+    gates = torch.rand(x.shape, device="cuda").to(dtype)
+    where = torch.rand(x.shape, device="cuda") < 0.02
+    first = 0 if direction == "left" else -1
+    for kind, value in ((1, 0.0), (2, -1.0), (3, 3.0), (4, 1.0), (5, float("nan")), (6, -1e-4), (7, 60_000.0)):
+        gates[kind::16][where[kind::16]] = value
+    for kind, value in ((8, float("inf")), (9, float("nan")), (10, float("-inf")), (11, 60_000.0)):
+        x[kind::16][where[kind::16]] = value
+    gates[12::16] *= 2.5
+    gates[13::16] *= -1
+    gates[14::16] = 0.99
+    gates[15::16, first] = float("nan")
+    y = discounted_cumsum(x, gates, direction=direction)
+    if direction == "right":
+        x, gates, y = x.flip(1), gates.flip(1), y.flip(1)
+    steps, sizes = [x[:, 0].float()], [x[:, 0].double().abs()]  # sizes: the same of magnitudes
+    for t in range(1, length):
+        value, gate = x[:, t].double(), gates[:, t].double()
+        steps.append((value + gate * steps[-1].double()).float())
+        sizes.append(value.abs() + gate.abs() * sizes[-1])
+    expected, size = torch.stack(steps, 1), torch.stack(sizes, 1)
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.isinf(), expected.to(dtype).isinf())
+    found, wanted = (each.double().where(y.isfinite(), 0.0) for each in (y, expected))
+    budget = torch.finfo(dtype).eps * wanted.abs() + 1e-5 * size.where(size.isfinite(), 0.0) + 1e-7
+    assert bool(((found - wanted).abs() <= budget).all())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_column_of_ones(direction: str) -> None:
     """Nothing a carry in float alone would lose: sums of columns beyond what half precision is carried in float for,
     and digits of a gamma near 1."""
