@@ -12,7 +12,7 @@
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
-// |   no whole vectors, up to 8 steps                       | packed_lines.cuh, steps                            |
+// |   half precision or no whole vectors, up to 8 steps     | packed_lines.cuh, steps                            |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
@@ -61,7 +61,7 @@ class SoftmaxLaunch : TileLaunch<T> {
     if (slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements) return run_packed();
     const bool narrow = p_.inner * kSize < 128 || (!whole(p_.inner) && p_.inner * kSize < 512);
     if (narrow && slab_unit() <= kTileThreads) return run_slabs();
-    return !whole(p_.inner) && p_.length <= kPackedElements ? run_steps() : run_columns();
+    return (kHalf || !whole(p_.inner)) && p_.length <= kPackedElements ? run_steps() : run_columns();
   }
 
  private:
