@@ -135,7 +135,7 @@ def test_small_columns_of_any_gammas(shape: tuple[int, int], dtype: torch.dtype,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("length", [8, 16, 24, 64, 80, 120, 128, 240, 248, 256])
 def test_short_rows_of_any_gates(length: int, dtype: torch.dtype, direction: str) -> None:
-    """Each with another kind of finite gates, or of values, beside the recurrence in float32."""
+    """Each with another kind of gates, none infinite, or of values, beside the recurrence in float32."""
     x = torch.randn(40_000, length, device="cuda").to(dtype)
     gates = torch.rand(x.shape, device="cuda").to(dtype)
     where = torch.rand(x.shape, device="cuda") < 0.02

@@ -108,6 +108,7 @@ class Trial {
   bool run() {
     std::vector<T> before(input.data, input.data + extent);
     T* const to = c.in_place ? input.data : output.data;
+    words_are_of_tensors = true;
     tensors = {
         {input.data, extent * static_cast<int64_t>(sizeof(T))}, {saved.data, size * static_cast<int64_t>(sizeof(T))}};
     SoftmaxProblem problem;
@@ -115,7 +116,7 @@ class Trial {
     problem.backward = c.backward;
     if (c.run > 0) {
       tensors.push_back({to, size * static_cast<int64_t>(sizeof(T))});
-      copy_into(to);
+      if (copy_into(to) != cudaSuccess) return complain("copy", 0, 0, 0);
     }
     problem.input = c.run > 0 ? to : input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
     Device device;
@@ -130,9 +131,10 @@ class Trial {
   }
 
  private:
-  void copy_into(T* to) const {
+  cudaError_t copy_into(T* to) const {
     using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-    launch_copy_runs<Bits>(Runs{input.data + c.offset, to, size, c.run, c.gap, static_cast<int>(sizeof(T))}, nullptr);
+    const Runs runs{input.data + c.offset, to, size, c.run, c.gap, static_cast<int>(sizeof(T))};
+    return launch_copy_runs<Bits>(runs, nullptr);
   }
   int64_t at_random(int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
   int64_t at(int64_t outer, int64_t step, int64_t column) const { return (outer * c.length + step) * c.inner + column; }
@@ -203,8 +205,8 @@ Case draw(std::mt19937& random) {
 }
 
 // Long lines of all kinds, which random ones are too seldom: (outer, length, inner), on 100 multiprocessors.
-constexpr int64_t kLong[][3] = {
-    {1, 66001, 3}, {2, 40001, 1}, {1, 1100, 40}, {2, 300, 515}, {1, 600, 67}, {1, 1500, 36}, {3, 9000, 2}};
+constexpr int64_t kLong[][3] = {{1, 66001, 3}, {2, 40001, 1}, {1, 1100, 40}, {2, 300, 515}, {1, 600, 67}, {1, 1500, 36},
+    {3, 9000, 2}, {1, 2, 40008}, {5, 7, 1000}, {3, 8, 2056}, {2, 5, 10003}};
 constexpr int kLongCount = sizeof kLong / sizeof kLong[0];
 
 Case long_case(int index, std::mt19937& random) {

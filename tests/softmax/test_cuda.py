@@ -169,8 +169,27 @@ def test_views(shape: tuple[int, ...], dim: int, view: str, dtype: torch.dtype) 
     x = VIEWS[view](wide, shape)
     check(x, dim)
     y, g = softmax(wide(shape), dim), VIEWS[view](wide, shape)
-    poison()
-    assert_gradient(backward(g, y, dim), g, y, dim)
+    for grad, output in ((g, y), (wide(shape), g), (g, VIEWS[view](wide, shape))):
+        poison()
+        assert_gradient(backward(grad, output, dim), grad, output, dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_in_another_order(dtype: torch.dtype) -> None:
+    """What no runs are: dimensions in another order, and one row's elements alike."""
+    y = softmax(torch.randn(300, 200, device="cuda").to(dtype))
+    for g in (
+        torch.randn(200, 300, device="cuda").to(dtype).t(),
+        torch.randn(300, 1, device="cuda").to(dtype).expand(300, 200),
+    ):
+        poison()
+        assert_gradient(backward(g, y, 1), g, y, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 400_000), (3, 8, 40_008), (3000, 8, 520), (300, 2, 2056), (40, 5, 1000)])
+def test_few_steps_of_whole_vectors(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check((4 * torch.randn(shape, device="cuda")).to(dtype), 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -230,9 +249,11 @@ def test_the_bits_are_the_same_in_100_runs(shape: tuple[int, int], dim: int) -> 
         assert torch.equal(backward(g, y, dim), dx)
 
 
+@pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
-def test_capture_and_replay(shape: tuple[int, int], dim: int) -> None:
-    x, g = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda")
+def test_capture_and_replay(shape: tuple[int, int], dim: int, padding: int) -> None:
+    x = torch.randn(shape[0], shape[1] + padding, device="cuda")[:, : shape[1]]
+    g = torch.randn(shape, device="cuda")
 
     def run() -> list[Tensor]:
         y = softmax(x, dim)
@@ -277,3 +298,12 @@ def test_addresses_past_two_to_the_31(shape: tuple[int, ...], dim: int) -> None:
     sum_of_line = float(each) * (shape[dim] + 2)
     last = dx.flatten()[-1]
     assert abs(float(last) - (3 - sum_of_line) * float(each)) <= 0.02 * abs(float(each)) * (3 + sum_of_line)
+
+
+@pytest.mark.slow
+def test_a_view_past_two_to_the_31() -> None:
+    x = torch.zeros(2**19 + 5, 4097, dtype=torch.bfloat16, device="cuda")[:, :-1]
+    x[-1, -1] = 5
+    y = softmax(x)
+    assert float(y[:-1].min()) == float(y[:-1].max()) == 1 / 4096
+    assert_softmax(y[-1:], x[-1:], 1)

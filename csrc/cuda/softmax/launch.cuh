@@ -12,7 +12,8 @@
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
-// |   half precision or no whole vectors, up to 8 steps     | packed_lines.cuh, steps                            |
+// |   up to 8 steps of no whole vectors, or of half         |                                                    |
+// |   precision that fill a block                           | packed_lines.cuh, steps                            |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
@@ -61,7 +62,8 @@ class SoftmaxLaunch : TileLaunch<T> {
     if (slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements) return run_packed();
     const bool narrow = p_.inner * kSize < 128 || (!whole(p_.inner) && p_.inner * kSize < 512);
     if (narrow && slab_unit() <= kTileThreads) return run_slabs();
-    return (kHalf || !whole(p_.inner)) && p_.length <= kPackedElements ? run_steps() : run_columns();
+    const bool steps = !whole(p_.inner) || (kHalf && slab() * kSize >= kPackedBytes);
+    return steps && p_.length <= kPackedElements ? run_steps() : run_columns();
   }
 
  private:
@@ -98,9 +100,9 @@ class SoftmaxLaunch : TileLaunch<T> {
     SoftmaxPacked<T> params = packed();
     params.inner = p_.inner;
     const int64_t most = kPackedBytes / (p_.length * kSize) / kVec * kVec;
-    params.window = static_cast<int>(
-        std::clamp<int64_t>(round_up(ceil_div(p_.outer * p_.inner, 4 * device_.multiprocessors), kVec), 64, most));
-    params.windows = ceil_div(p_.inner, params.window);
+    const int64_t wanted = std::clamp<int64_t>(ceil_div(p_.outer * p_.inner, 4 * device_.multiprocessors), 64, most);
+    params.windows = ceil_div(p_.inner, round_up(wanted, kVec));
+    params.window = static_cast<int>(round_up(ceil_div(p_.inner, params.windows), kVec));
     const int64_t shared = p_.length * (params.window + kVec) * kSize * (p_.backward ? 2 : 1);
     return with_elements([&](auto elements) {
       constexpr int kElements = decltype(elements)::value;
@@ -202,7 +204,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   // read to come from L2.
   bool idle_in_clusters(int64_t share, int cluster) const {
     if (cluster < 8) return false;
-    const int64_t at_once = (share <= kClusterShare ? 2 : 1) * (device_.multiprocessors / cluster);
+    const int64_t at_once = (share <= kClusterShare ? 2 : 1) * std::max(1, device_.multiprocessors / cluster);
     const int64_t waves = ceil_div(p_.outer, at_once);
     const int64_t bytes = p_.outer * p_.length * kSize * (p_.backward ? 2 : 1);
     return waves > 1 && 5 * p_.outer < 3 * waves * at_once && bytes <= kCachedBytes;

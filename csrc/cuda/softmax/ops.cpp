@@ -80,7 +80,8 @@ bool matches(const Tensor& tensor, const Tensor& output) {
   return same_strides(tensor, output) && (address(tensor) - address(output)) % 16 == 0;
 }
 
-// `from` as runs of the elements of `to`, which is dense; null where it has gaps within gaps.
+// `from` as runs of the elements of `to`, which is dense; null where it lies otherwise: with gaps within gaps, or its
+// dimensions in another order.
 std::optional<Runs> runs_of(const Tensor& from, Tensor& to) {
   const auto sizes = from.sizes(), strides = from.strides();
   int64_t elements = 1, expected = 1, run = 0, pitch = 0;  // of `to`; the stride that goes on as it began
@@ -98,7 +99,7 @@ std::optional<Runs> runs_of(const Tensor& from, Tensor& to) {
       from.const_data_ptr(), to.mutable_data_ptr(), elements, run, pitch - run, static_cast<int>(from.element_size())};
 }
 
-// Copies `from` into `to`, which is dense and begins at a vector. torch's own copy of padded rows takes twice the time.
+// Copies `from` into `to`, which is dense and begins at a vector.
 void copy(const char* op, const Tensor& from, Tensor& to) {
   const std::optional<Runs> runs = runs_of(from, to);
   if (!runs) {

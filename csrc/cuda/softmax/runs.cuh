@@ -4,9 +4,8 @@
 #pragma once
 
 #include "common/divisor.cuh"
-#include "common/ptx/global_load.cuh"
-#include "common/vector.cuh"
 #include "softmax/launch.h"
+#include "softmax/lines.cuh"
 
 namespace dcs {
 
@@ -17,7 +16,7 @@ struct RunsParams {
   void* output;
   int64_t elements, run, gap;
   bool is_small;  // 31 bits number the elements
-  Divisor runs;
+  Divisor by_run;
 
   explicit RunsParams(const Runs& of)
       : input(of.input),
@@ -26,14 +25,14 @@ struct RunsParams {
         run(of.run),
         gap(of.gap),
         is_small(of.elements < int64_t{1} << 31) {
-    if (is_small) runs = Divisor(static_cast<uint32_t>(of.run));
+    if (is_small) by_run = Divisor(static_cast<uint32_t>(of.run));
   }
   __device__ __forceinline__ int64_t run_of(int64_t element) const {
-    return is_small ? static_cast<int64_t>(runs.of(static_cast<uint32_t>(element))) : element / run;
+    return is_small ? static_cast<int64_t>(by_run.of(static_cast<uint32_t>(element))) : divided(element, run);
   }
 };
 
-// Vector number `number` of the result, of whose elements there are `count`. It comes as one word where it lies in one
+// A vector of the result, of whose elements there are `count_`. It comes as one word where it lies in one
 // run and is aligned; in smaller words where it lies in one run; element by element elsewhere, at the ends of runs.
 template <typename E>
 class RunVector {
@@ -69,14 +68,10 @@ class RunVector {
     }
   }
 
-  __device__ __forceinline__ void store(
-      const RunsParams& params, int64_t number, Vec& raw, const uint32_t (&words)[kWords]) const {
-    E* const to = static_cast<E*>(params.output) + number * kVec;
-    if (is_pieces_) join(words, raw);
-    if (is_word_ || is_pieces_) {
-      *reinterpret_cast<Vec*>(to) = raw;
-      return;
-    }
+  // What was asked for, or the elements.
+  __device__ __forceinline__ void take(const RunsParams& params, const uint32_t (&words)[kWords], Vec& raw) const {
+    if (is_word_) return;
+    if (is_pieces_) return join(words, raw);
     const E* element = from_;
     int64_t end = in_run_;
 #pragma unroll
@@ -87,10 +82,9 @@ class RunVector {
       }
       if (i < count_) raw.set(i, element[i]);
     }
-    if (count_ == kVec) *reinterpret_cast<Vec*>(to) = raw;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i)
-      if (count_ < kVec && i < count_) to[i] = raw.get(i);
+  }
+  __device__ __forceinline__ void store(const RunsParams& params, int64_t number, const Vec& raw) const {
+    store_in(static_cast<E*>(params.output) + number * kVec, 0, Range{0, count_}, raw);
   }
 
  private:
@@ -126,8 +120,11 @@ __global__ void __launch_bounds__(kRunsThreads) copy_runs_kernel(const __grid_co
     vectors[k].find(params, first + k * kRunsThreads);
     vectors[k].ask(raw[k], words[k]);
   }
+  // All of them before the first is stored, as loads do not pass stores.
 #pragma unroll
-  for (int k = 0; k < kRunsVectors; ++k) vectors[k].store(params, first + k * kRunsThreads, raw[k], words[k]);
+  for (int k = 0; k < kRunsVectors; ++k) vectors[k].take(params, words[k], raw[k]);
+#pragma unroll
+  for (int k = 0; k < kRunsVectors; ++k) vectors[k].store(params, first + k * kRunsThreads, raw[k]);
 }
 
 template <typename E>
