@@ -32,8 +32,8 @@ struct RunsParams {
   }
 };
 
-// A vector of the result, of whose elements there are `count_`. It comes as one word where it lies in one
-// run and is aligned; in smaller words where it lies in one run; element by element elsewhere, at the ends of runs.
+// A vector of the result, of whose elements there are `count_`. It comes as one word where it lies in one run and is
+// aligned; in smaller words where it lies in one run; element by element elsewhere, at the ends of runs.
 template <typename E>
 class RunVector {
  public:
