@@ -3,7 +3,7 @@
 
 #include "returns/flat_rows/kernel.cuh"
 #include "returns/flat_rows/launch.h"
-#include "scan/carry/call_tag.h"
+#include "common/call_tag.h"
 
 namespace dcs {
 

@@ -4,7 +4,7 @@
 #include "returns/gradients/stages.cuh"
 #include "returns/gradients/tile.cuh"
 #include "returns/gradients/serial_columns.cuh"
-#include "scan/carry/call_tag.h"
+#include "common/call_tag.h"
 
 namespace dcs {
 namespace {

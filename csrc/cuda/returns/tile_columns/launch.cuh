@@ -4,7 +4,7 @@
 #include "common/device.h"
 #include "returns/tile_columns/flat.cuh"
 #include "returns/tile_columns/kernel.cuh"
-#include "scan/carry/call_tag.h"
+#include "common/call_tag.h"
 
 namespace dcs {
 

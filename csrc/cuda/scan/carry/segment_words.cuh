@@ -2,7 +2,7 @@
 #pragma once
 
 #include "scan/carry/segment.cuh"
-#include "scan/carry/word.cuh"
+#include "common/word.cuh"
 
 namespace dcs {
 

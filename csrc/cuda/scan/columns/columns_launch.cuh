@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "common/device.h"
-#include "scan/carry/call_tag.h"
+#include "common/call_tag.h"
 #include "scan/columns/few_steps.cuh"
 #include "scan/columns/resident_columns.cuh"
 #include "scan/columns/launch.h"

@@ -3,7 +3,7 @@
 
 #include "common/divisor.cuh"
 #include "common/element_types.cuh"
-#include "scan/carry/word.cuh"
+#include "common/word.cuh"
 #include "dcs/scan/problem.h"
 #include "dcs/scan/plan/kernel_plans.h"
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "scan/long_rows/params.cuh"
-#include "scan/carry/word.cuh"
+#include "common/word.cuh"
 #include "common/element_types.cuh"
 #include "dcs/scan/plan/tuning.h"
 

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "common/device.h"
-#include "scan/carry/call_tag.h"
+#include "common/call_tag.h"
 #include "scan/long_rows/resident.cuh"
 #include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/traits.h"

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/element_types.cuh"
-#include "scan/carry/word.cuh"
+#include "common/word.cuh"
 #include "dcs/scan/problem.h"
 #include "dcs/scan/plan/tuning.h"
 

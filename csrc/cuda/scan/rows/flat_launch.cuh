@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "common/device.h"
-#include "scan/carry/call_tag.h"
+#include "common/call_tag.h"
 #include "dcs/scan/forms.h"
 #include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/powers.h"

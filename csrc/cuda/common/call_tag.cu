@@ -1,4 +1,4 @@
-#include "scan/carry/call_tag.h"
+#include "common/call_tag.h"
 
 #include <sys/random.h>
 

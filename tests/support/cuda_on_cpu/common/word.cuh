@@ -1,4 +1,4 @@
-// csrc/cuda/scan/carry/word.cuh on a CPU.
+// csrc/cuda/common/word.cuh on a CPU.
 #pragma once
 
 #include <cstdint>

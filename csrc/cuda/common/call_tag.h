@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "scan/carry/word.cuh"
+#include "common/word.cuh"
 
 namespace dcs {
 
