@@ -14,6 +14,7 @@ from torch_dcs_ops import discounted_cumsum, linear_cross_entropy, linear_kl_div
 from torch_dcs_ops.nn import LinearCrossEntropyLoss
 
 from linear_cross_entropy.oracle import make
+from support.packages import load_package
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -71,7 +72,7 @@ def test_aot_inductor(device: str, dynamic: bool, tmp_path: Path) -> None:
     model = Evaluation()
     program = exported(model, device, ("x", "y"), dynamic)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "loss.pt2"))
-    compiled = torch._inductor.aoti_load_package(path)
+    compiled = load_package(path, device)
     for steps in (5, 9) if dynamic else (5,):
         torch.testing.assert_close(tuple(compiled(*problem(steps, device))), model(*problem(steps, device)))
 
@@ -81,7 +82,7 @@ def test_aot_inductor_of_the_loss_module(device: str, tmp_path: Path) -> None:
     model = LinearCrossEntropyLoss(FEATURES, CLASSES, bias=True, shift=True, z_loss=1e-3)
     program = exported(model, device, ("input", "target"), True)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "loss.pt2"))
-    compiled = torch._inductor.aoti_load_package(path)
+    compiled = load_package(path, device)
     for steps in (4, 9):
         torch.testing.assert_close(compiled(*problem(steps, device)), model(*problem(steps, device)))
 
@@ -115,7 +116,7 @@ def test_aot_inductor_of_both_ops(device: str, enabled: bool, tmp_path: Path) ->
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "policy.pt2"))
     finally:
         torch_dcs_ops.compile.disable()
-    compiled = torch._inductor.aoti_load_package(path)
+    compiled = load_package(path, device)
     for steps in (5, 9):
         values = arguments(steps)
         torch.testing.assert_close(compiled(*values), model(*values))
@@ -158,6 +159,6 @@ def test_aot_inductor_of_a_distillation(device: str, tmp_path: Path) -> None:
     model = Distillation()
     program = exported(model, device, ("x", "y"), True)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "loss.pt2"))
-    compiled = torch._inductor.aoti_load_package(path)
+    compiled = load_package(path, device)
     for steps in (5, 9):
         torch.testing.assert_close(tuple(compiled(*problem(steps, device))), model(*problem(steps, device)))

@@ -13,6 +13,7 @@ from torch.library import opcheck
 from torch_dcs_ops import log_bmm, max_bmm, sample_bmm
 
 from log_bmm.oracle import INF, LAYOUTS, naive
+from support.packages import load_package
 from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -145,7 +146,7 @@ def test_export(device: str) -> None:
 @pytest.mark.slow
 def test_aot_inductor(device: str, tmp_path: Path) -> None:
     path = torch._inductor.aoti_compile_and_package(exported(device), package_path=str(tmp_path / "chain.pt2"))
-    check_other_sizes(torch._inductor.aoti_load_package(path), device)
+    check_other_sizes(load_package(path, device), device)
 
 
 def test_precision_is_the_caller_s(device: str) -> None:

@@ -16,6 +16,7 @@ from torch_dcs_ops import softmax
 
 from scan.oracle import LAYOUTS, make
 from softmax.oracle import DTYPES, assert_gradient, assert_softmax
+from support.packages import load_package
 from support.selection import slow
 
 OP = torch.ops.dcs.softmax.default
@@ -184,7 +185,7 @@ def test_aot_inductor(device: str, tmp_path: Path) -> None:
     x = make((3, 5), torch.float32, device)
     program = torch.export.export(Module(), (x,))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "softmax.pt2"))
-    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), Module()(x))
+    torch.testing.assert_close(load_package(path, device)(x), Module()(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
