@@ -166,10 +166,14 @@ def test_views(shape: tuple[int, ...], dim: int, view: str, dtype: torch.dtype) 
     def wide(sizes: Sequence[int]) -> Tensor:
         return torch.randn(tuple(sizes), device="cuda").to(dtype)
 
+    def small(sizes: Sequence[int]) -> Tensor:
+        """Sums of products of these stay within float16, also of thousands of steps that are alike."""
+        return wide(sizes) / 16
+
     x = VIEWS[view](wide, shape)
     check(x, dim)
-    y, g = softmax(wide(shape), dim), VIEWS[view](wide, shape)
-    for grad, output in ((g, y), (wide(shape), g), (g, VIEWS[view](wide, shape))):
+    y, g = softmax(wide(shape), dim), VIEWS[view](small, shape)
+    for grad, output in ((g, y), (small(shape), g), (g, VIEWS[view](small, shape))):
         poison()
         assert_gradient(backward(grad, output, dim), grad, output, dim)
 
@@ -190,6 +194,15 @@ def test_gradients_in_another_order(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", [(1, 2, 400_000), (3, 8, 40_008), (3000, 8, 520), (300, 2, 2056), (40, 5, 1000)])
 def test_few_steps_of_whole_vectors(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check((4 * torch.randn(shape, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner", [160, 161, 1024, 1003])
+@pytest.mark.parametrize("length", [8, 9, 13, 16, 17, 27])
+def test_steps(length: int, inner: int, dtype: torch.dtype) -> None:
+    """Columns that a thread takes alone, and a step more."""
+    for outer in (1, 70):
+        check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -236,7 +249,7 @@ def test_special_values_in_one_column(length: int, inner: int, dtype: torch.dtyp
 
 SHAPES = (((300, 40), 1), ((300, 1000), 1), ((50, 9000), 1), ((9, 70_000), 1), ((2, 1_300_000), 1), ((300, 64), 0),
           ((9000, 64), 0), ((9000, 33), 0), ((3000, 7), 1), ((300, 1001), 1), ((17, 262_145), 1), ((300_001, 3), 0),
-          ((5, 9001), 0), ((300, 999), 0))  # fmt: skip
+          ((5, 9001), 0), ((300, 999), 0), ((1, 133_778), 1), ((40, 300_001), 1), ((40_000, 30), 0))  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
@@ -280,6 +293,25 @@ def test_side_stream() -> None:
         output = softmax(x)
     stream.synchronize()
     assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((17, 262_145), 1), ((1, 1_000_003), 1), ((40_000, 30), 0)], ids=str)
+def test_two_streams_at_once(shape: tuple[int, int], dim: int) -> None:
+    """Of kernels whose blocks wait for each other, beside others of another stream."""
+    x, g = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda")
+    y = softmax(x, dim)
+    dx = backward(g, y, dim)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append((softmax(x, dim), backward(g, y, dim)))
+    torch.cuda.synchronize()
+    for output, gradient in results:
+        assert torch.equal(output, y)
+        assert torch.equal(gradient, dx)
 
 
 @pytest.mark.slow

@@ -17,30 +17,30 @@ template <typename T>
 struct ColumnWindow : ThreadVectors<T> {
   using ThreadVectors<T>::kVec;
   Range mine;    // elements that are the window's
-  int position;  // of a vector's first element among the window's columns
+  int x, shift;  // a vector's first element is column x * kVec - shift of the window, shift < kVec
   int across, columns;
 
   __device__ __forceinline__ ColumnWindow(const SoftmaxTiles<T>& params, int64_t tile, int64_t chunk) {
     across = 1 << params.across_bits;
     columns = across * kVec;
-    const int x = threadIdx.x & (across - 1), group = threadIdx.x / max(across, 32),
-              row = (threadIdx.x & 31) >> min(params.across_bits, 5);
+    x = threadIdx.x & (across - 1), shift = 0;
+    const int group = threadIdx.x / max(across, 32), row = (threadIdx.x & 31) >> min(params.across_bits, 5);
     const int step_in_turn =
         (group & (params.unit - 1)) + row * params.unit + max(32 >> params.across_bits, 1) * (group & -params.unit);
     const int64_t begin = chunk * params.chunk, end = min(begin + params.chunk, params.length),
                   step = begin + step_in_turn, size = params.length * params.inner;
-    position = x * kVec;
     int64_t at;  // of step 0
     if (params.windows == 0) {
-      const int64_t vectors = params.inner / kVec, number = tile * across + x, outer = number / vectors;
+      const int64_t vectors = params.inner / kVec, number = tile * across + x,
+                    outer = params.outer == 1 ? (number < vectors ? 0 : 1) : number / vectors;
       mine = {0, outer < params.outer ? kVec : 0};
       at = outer * size + (number - outer * vectors) * kVec;
     } else {
-      const int64_t outer = tile / params.windows, width = (across - 1) * kVec,
+      const int64_t outer = params.outer == 1 ? 0 : tile / params.windows, width = (across - 1) * kVec,
                     first_column = (tile - outer * params.windows) * width;
       at = outer * size + first_column;
-      const int shift = static_cast<int>((at + step * params.inner) % kVec);
-      position -= shift;
+      shift = static_cast<int>((at + step * params.inner) % kVec);
+      const int position = x * kVec - shift;
       at += position;
       mine = {-position, static_cast<int>(min(width, params.inner - first_column)) - position};
     }
@@ -55,7 +55,11 @@ struct ColumnWindow : ThreadVectors<T> {
   __device__ __forceinline__ Range range(int) const { return mine; }
 
   // Where a column's part is in shared memory: no two lanes' are in one bank.
-  __device__ __forceinline__ static int slot(int column) { return column + column / kVec; }
+  __device__ __forceinline__ static int slot(int column) {
+    return column + static_cast<int>(static_cast<unsigned>(column) / kVec);
+  }
+  // Of `columns` numbers each, which one an index is of.
+  __device__ __forceinline__ int part_of(int index) const { return index >> (31 - __clz(columns)); }
   // The parts of all columns, joined over the block, in shared memory at `shared`, which has column_parts of them.
   template <bool kBackward, typename Acc>
   __device__ __forceinline__ Part<Acc>* join(Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
@@ -79,10 +83,10 @@ struct ColumnWindow : ThreadVectors<T> {
  private:
   template <typename Body>
   __device__ __forceinline__ void each_part(const Body& body) const {
-    const int from = position + (position >> (kVec == 8 ? 3 : kVec == 4 ? 2 : 1));
+    const int from = x * (kVec + 1) - shift;
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
-      if (mine.has(i)) body(i, this->is_whole && position % kVec == 0 ? from + i : slot(position + i));
+      if (mine.has(i)) body(i, from + i - (i < shift ? 1 : 0));  // slot
   }
 };
 

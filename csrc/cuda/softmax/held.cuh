@@ -19,7 +19,7 @@ __device__ __forceinline__ const Part<Acc>* join_cluster(
   const int columns = lines.columns;
   const Part<Acc>* const mine = exchange + cluster_rank() * columns;
   for (int p = threadIdx.x; p < blocks * columns; p += blockDim.x) {
-    const int rank = p / columns, column = p - rank * columns;
+    const int rank = lines.part_of(p), column = p - rank * columns;
     const Part<Acc> part = of_block[lines.slot(column)];
     if constexpr (!kBackward) store_async_in_cluster(&mine[column].largest, &arrivals, rank, part.largest);
     store_async_in_cluster(&mine[column].total, &arrivals, rank, part.total);
@@ -45,69 +45,108 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
   }
 }
 
-template <typename T, bool kBackward, template <typename> class Lines>
-__global__ void __launch_bounds__(kTileThreads, 4) softmax_held_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
+// A thread's vectors of a tile, in shared memory from `held` on; backward those of the output from `saved` on.
+template <typename T, bool kBackward, typename Lines>
+struct HeldVectors {
   using Acc = typename Types<T>::Acc;
-  constexpr int kVec = 16 / sizeof(T), kGroup = kGroupVectors<T>;
+  static constexpr int kVec = 16 / sizeof(T), kGroup = kGroupVectors<T>;
   using Vec = Vector<T, kVec>;
-  extern __shared__ __align__(16) unsigned char softmax_shared[];
-  __shared__ uint64_t arrivals;
-  const int blocks = static_cast<int>(cluster_blocks()), threads = blockDim.x;
-  const Lines<T> lines(params, blocks > 1 ? cluster_index() : blockIdx.x, blocks > 1 ? cluster_rank() : 0);
-  if (blocks > 1)
-    meet_cluster(arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
-  Vec* const held = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x;
-  Vec* const saved = held + params.each * threads;
-  if (lines.is_inside) {
-    for (int k = 0; k < lines.count; ++k) {
-      copy_async(held + k * threads, params.input + lines.place(k));
-      if constexpr (kBackward) copy_async(saved + k * threads, params.saved + lines.place(k));
-      if (k % kGroup == kGroup - 1) commit_copies();
-    }
-  } else {
-    for (int k = 0; k < lines.count; ++k) {
-      const int64_t left = min(lines.left - k * lines.apart, static_cast<int64_t>(kVec));
-      const int bytes = static_cast<int>(left) * static_cast<int>(sizeof(T));
-      copy_existing<16, sizeof(T)>(held + k * threads, params.input + lines.place(k), bytes);
-      if constexpr (kBackward) copy_existing<16, sizeof(T)>(saved + k * threads, params.saved + lines.place(k), bytes);
-      if (k % kGroup == kGroup - 1) commit_copies();
-    }
-  }
-  commit_copies();
+  const SoftmaxTiles<T>& params;
+  const Lines& lines;
+  Vec* held;
+  Vec* saved;
+  int threads;
 
-  Part<Acc> parts[kVec];
-  const auto add = [&](int first, auto all) {
-    Vec raw[kGroup], raw_saved[kBackward ? kGroup : 1];
+  __device__ __forceinline__ HeldVectors(const SoftmaxTiles<T>& of, const Lines& by, unsigned char* shared)
+      : params(of), lines(by), threads(blockDim.x) {
+    held = reinterpret_cast<Vec*>(shared) + threadIdx.x;
+    saved = held + params.each * threads;
+  }
+  // The shared memory after them.
+  __device__ __forceinline__ static Part<Acc>* parts_after(const SoftmaxTiles<T>& params, unsigned char* shared) {
+    const int vectors = params.each * static_cast<int>(blockDim.x) * (kBackward ? 2 : 1);
+    return reinterpret_cast<Part<Acc>*>(reinterpret_cast<Vec*>(shared) + vectors);
+  }
+
+  // Asks for all of them.
+  __device__ __forceinline__ void load() const {
+    if (lines.is_inside) {
+      for (int k = 0; k < lines.count; ++k) {
+        copy_async(held + k * threads, params.input + lines.place(k));
+        if constexpr (kBackward) copy_async(saved + k * threads, params.saved + lines.place(k));
+        if (k % kGroup == kGroup - 1) commit_copies();
+      }
+    } else {
+      for (int k = 0; k < lines.count; ++k) {
+        const int64_t left = min(lines.left - k * lines.apart, static_cast<int64_t>(kVec));
+        const int bytes = static_cast<int>(left) * static_cast<int>(sizeof(T));
+        copy_existing<16, sizeof(T)>(held + k * threads, params.input + lines.place(k), bytes);
+        if constexpr (kBackward)
+          copy_existing<16, sizeof(T)>(saved + k * threads, params.saved + lines.place(k), bytes);
+        if (k % kGroup == kGroup - 1) commit_copies();
+      }
+    }
+    commit_copies();
+  }
+  // Adds them up as they come.
+  __device__ __forceinline__ void add(Part<Acc> (&parts)[kVec]) const {
+    int first = 0;
+    for (int pending = lines.count / kGroup; pending > 0; --pending, first += kGroup) {
+      wait_for_copies(pending);
+      add_group<kGroup>(first, parts);
+    }
+    wait_for_copies<0>();
+    if constexpr (kGroup == 4) {
+      if (lines.count - first >= 2) {
+        add_group<2>(first, parts);
+        first += 2;
+      }
+    }
+    if (first < lines.count) add_group<1>(first, parts);
+  }
+  __device__ __forceinline__ void store(const Part<Acc> (&parts)[kVec]) const {
+#pragma unroll 4
+    for (int k = 0; k < lines.count; ++k)
+      store_finished<kBackward>(
+          lines, params.output, k, held[k * threads], kBackward ? saved[k * threads] : Vec{}, parts);
+  }
+
+ private:
+  template <int kCount>
+  __device__ __forceinline__ void add_group(int first, Part<Acc> (&parts)[kVec]) const {
+    Vec raw[kCount], raw_saved[kBackward ? kCount : 1];
 #pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
-      const bool has = decltype(all)::value || first + k < lines.count;
-      raw[k] = has ? held[(first + k) * threads] : neutral<T, kVec, kBackward>();
-      if constexpr (kBackward) raw_saved[k] = has ? saved[(first + k) * threads] : neutral<T, kVec, true>();
+    for (int k = 0; k < kCount; ++k) {
+      raw[k] = held[(first + k) * threads];
+      if constexpr (kBackward) raw_saved[k] = saved[(first + k) * threads];
     }
     mask_vectors<kBackward>(lines, first, raw);
     if constexpr (kBackward) mask_vectors<true>(lines, first, raw_saved);
     add_vectors<kBackward>(parts, raw, raw_saved);
-  };
-  int first = 0;
-  for (int pending = lines.count / kGroup; pending > 0; --pending, first += kGroup) {
-    wait_for_copies(pending);
-    add(first, std::true_type());
   }
-  wait_for_copies<0>();
-  if (first < lines.count) add(first, std::false_type());
+};
 
-  Part<Acc>* const shared = reinterpret_cast<Part<Acc>*>(
-      reinterpret_cast<Vec*>(softmax_shared) + params.each * threads * (kBackward ? 2 : 1));
-  Part<Acc>* const of_block = lines.template join<kBackward>(parts, shared);
+template <typename T, bool kBackward, template <typename> class Lines>
+__global__ void __launch_bounds__(kTileThreads, 4) softmax_held_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
+  using Acc = typename Types<T>::Acc;
+  using Vectors = HeldVectors<T, kBackward, Lines<T>>;
+  extern __shared__ __align__(16) unsigned char softmax_shared[];
+  __shared__ uint64_t arrivals;
+  const int blocks = static_cast<int>(cluster_blocks());
+  const Lines<T> lines(params, blocks > 1 ? cluster_index() : blockIdx.x, blocks > 1 ? cluster_rank() : 0);
+  if (blocks > 1)
+    meet_cluster(arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
+  const Vectors vectors(params, lines, softmax_shared);
+  vectors.load();
+  Part<Acc> parts[Vectors::kVec];
+  vectors.add(parts);
+  Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
   const Part<Acc>* joined = of_block;
   if (blocks > 1)
     joined = join_cluster<kBackward>(lines, of_block, blocks, of_block + lines.slot(lines.columns), arrivals);
   lines.take(joined, parts);
   invert_totals<kBackward>(parts);
-#pragma unroll 4
-  for (int k = 0; k < lines.count; ++k)
-    store_finished<kBackward>(
-        lines, params.output, k, held[k * threads], kBackward ? saved[k * threads] : Vec{}, parts);
+  vectors.store(parts);
 }
 
 }  // namespace dcs

@@ -6,14 +6,19 @@
 // | rows of less than 64 bytes that are no whole vectors    | packed_lines.cuh, slabs: through shared memory     |
 // | rows of up to 256 vectors (half precision: 128)         | rows.cuh, lanes: several rows a warp               |
 // | rows that a block or a cluster holds                    | rows.cuh, block: a row in registers                |
-// | longer rows; a few that leave clusters idle             | chunks.cuh: read twice, as slabs of one column     |
+// | longer rows, and a few that leave clusters idle, as     |                                                    |
+// |   slabs of one column:                                  |                                                    |
+// |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
+// |   longer ones                                           | chunks.cuh: read twice                             |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
 // | inner below 128 bytes, or 512 if no whole vectors:      | slabs.cuh, tiles of whole slabs:                   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
+// |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
 // |   up to 8 steps of no whole vectors, or of half         |                                                    |
-// |   precision that fill a block                           | packed_lines.cuh, steps                            |
+// |   precision that fill a block; up to 16 of no whole     |                                                    |
+// |   vectors, of half precision or in few bytes            | packed_lines.cuh, steps                            |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
@@ -45,9 +50,9 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::kVec;
   using Base::launch;
   using Base::p_;
-  using Base::run_chunks;
   using Base::run_columns;
   using Base::run_slabs;
+  using Base::run_together;
   using Base::slab;
   using Base::slab_unit;
   using Base::stream_;
@@ -63,11 +68,15 @@ class SoftmaxLaunch : TileLaunch<T> {
     const bool narrow = p_.inner * kSize < 128 || (!whole(p_.inner) && p_.inner * kSize < 512);
     if (narrow && slab_unit() <= kTileThreads) return run_slabs();
     const bool steps = !whole(p_.inner) || (kHalf && slab() * kSize >= kPackedBytes);
-    return steps && p_.length <= kPackedElements ? run_steps() : run_columns();
+    const int64_t most = whole(p_.inner) || p_.outer * slab() * kSize > kMostStepsBytes ? kPackedElements : kMostSteps;
+    return steps && p_.length <= most ? run_steps() : run_columns();
   }
 
  private:
   static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
+  // Of columns that are no whole vectors, to a thread, at most; and bytes of the tensor for more than kPackedElements.
+  static constexpr int kMostSteps = kSize == 8 ? kPackedElements : 16;
+  static constexpr int64_t kMostStepsBytes = kHalf ? INT64_MAX : 4 << 20;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
@@ -99,18 +108,26 @@ class SoftmaxLaunch : TileLaunch<T> {
   cudaError_t run_steps() const {
     SoftmaxPacked<T> params = packed();
     params.inner = p_.inner;
-    const int64_t most = kPackedBytes / (p_.length * kSize) / kVec * kVec;
+    const int64_t bytes = p_.length <= kPackedElements ? kPackedBytes : 2 * kPackedBytes,
+                  most = bytes / (p_.length * kSize) / kVec * kVec;
     const int64_t wanted = std::clamp<int64_t>(ceil_div(p_.outer * p_.inner, 4 * device_.multiprocessors), 64, most);
     params.windows = ceil_div(p_.inner, round_up(wanted, kVec));
     params.window = static_cast<int>(round_up(ceil_div(p_.inner, params.windows), kVec));
     const int64_t shared = p_.length * (params.window + kVec) * kSize * (p_.backward ? 2 : 1);
-    return with_elements([&](auto elements) {
+    return with_steps([&](auto elements) {
       constexpr int kElements = decltype(elements)::value;
       return launch(p_.backward ? softmax_steps_kernel<T, kElements, true> : softmax_steps_kernel<T, kElements, false>,
           params, p_.outer * params.windows, kPackedThreads, shared);
     });
   }
 
+  template <typename Run>
+  cudaError_t with_steps(const Run& run) const {
+    if constexpr (kMostSteps > kPackedElements) {
+      if (p_.length > kPackedElements) return run(std::integral_constant<int, kMostSteps>());
+    }
+    return with_elements(run);
+  }
   // Of a line to a lane, at least.
   template <typename Run>
   cudaError_t with_elements(const Run& run) const {
@@ -172,31 +189,34 @@ class SoftmaxLaunch : TileLaunch<T> {
 
   template <int kVectors, bool kWhole>
   cudaError_t run_blocks() {
-    const auto kernel =
-        p_.backward ? softmax_backward_block_kernel<T, 8, kWhole> : softmax_block_kernel<T, kVectors, kWhole>;
     const int64_t vectors = vectors_of(p_.length);
-    const int most_blocks = device_.cluster;
     // Backward a block keeps its share of the output in shared memory.
     const int64_t most_warps = std::min<int64_t>(
         kBlockThreads / 32, p_.backward ? (device_.shared_per_block - 2048) / (32 * 16 * 8) : kBlockThreads / 32);
     const int64_t most_share = most_warps * 32 * kVectors;
     int cluster = 1;
     const auto share = [&] { return ceil_div(vectors, cluster); };
-    const auto fits = [&] { return share() <= most_share; };
-    while (cluster < std::min(most_blocks, 8) && share() > std::min<int64_t>(kClusterShare, most_share)) cluster *= 2;
-    // Few rows: more blocks to a row, so that every multiprocessor has work.
-    const bool few = rows_.rows * cluster < 2 * device_.multiprocessors;
-    while (cluster < std::min(most_blocks, 8) && rows_.rows * cluster < 2 * device_.multiprocessors && share() >= 1024)
+    while (cluster < std::min(device_.cluster, 8) && share() > std::min<int64_t>(kClusterShare, most_share))
       cluster *= 2;
-    if (!fits() && most_blocks == 16) cluster = 16;
-    if (!fits() || idle_in_clusters(share(), cluster)) return run_chunks();
-    // Few rows: more threads to a block as well.
-    const int64_t each = few ? 2 : kVectors;
-    const int64_t warps =
-        std::clamp<int64_t>(ceil_div(share(), 32 * each), ceil_div(share(), 32 * kVectors), most_warps);
-    const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
+    // Few rows: more blocks to a row, so that every multiprocessor has work, and more threads to a block.
+    const bool few = rows_.rows * cluster < 2 * device_.multiprocessors;
+    while (few && cluster < device_.cluster && rows_.rows * cluster < 2 * device_.multiprocessors && share() >= 512)
+      cluster *= 2;
     rows_.share = static_cast<int>(share());
-    if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return run_chunks();
+    if (few && share() <= most_warps * 64) return launch_blocks<2, kWhole>(ceil_div(share(), 64), cluster);
+    if (cluster > 8 || share() > most_share || idle_in_clusters(share(), cluster)) return run_together();
+    return launch_blocks<kVectors, kWhole>(
+        std::clamp<int64_t>(ceil_div(share(), 32 * (few ? 2 : kVectors)), ceil_div(share(), 32 * kVectors), most_warps),
+        cluster);
+  }
+
+  template <int kVectors, bool kWhole>
+  cudaError_t launch_blocks(int64_t warps, int cluster) {
+    constexpr int kBackwardVectors = kVectors == 4 ? 8 : kVectors;
+    const auto kernel = p_.backward ? softmax_backward_block_kernel<T, kBackwardVectors, kWhole>
+                                    : softmax_block_kernel<T, kVectors, kWhole>;
+    const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
+    if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return run_together();
     return launch(kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster);
   }
 

@@ -40,27 +40,40 @@ class SoftmaxLaunchBase {
   template <typename Kernel, typename Params>
   cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0,
       int cluster = 1, bool dependent = false) const {
-    const cudaError_t allowed = allow_shared(kernel, shared, device_.shared_per_block);
-    if (allowed != cudaSuccess) return allowed;
     if (cluster > 8) {
       const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (error != cudaSuccess) return error;
     }
     cudaLaunchAttribute attribute = dependent ? programmatic_serialization() : in_clusters_of(cluster);
     const bool attributed = cluster > 1 || (dependent && device_.cluster > 1);
-    const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, &attribute, attributed ? 1 : 0);
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
-    return error != cudaSuccess ? error : cudaGetLastError();
+    return launch_with(attributed ? &attribute : nullptr, kernel, params, grid, threads, shared);
   }
   template <typename Kernel, typename Params>
   cudaError_t launch_after(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared) const {
     return launch(kernel, params, grid, threads, shared, 1, true);
+  }
+  // All blocks at once, or none.
+  template <typename Kernel, typename Params>
+  cudaError_t launch_together(
+      Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared) const {
+    cudaLaunchAttribute attribute = cooperating();
+    return launch_with(&attribute, kernel, params, grid, threads, shared);
   }
 
   // Shared memory of a block of which a multiprocessor has so many.
   int64_t shared_of(int blocks) const {
     return std::min<int64_t>(device_.shared_per_block, device_.shared_per_multiprocessor / blocks - 1024) -
         kStaticBytes;
+  }
+
+  template <typename Kernel, typename Params>
+  cudaError_t launch_with(cudaLaunchAttribute* attribute, Kernel kernel, const Params& params, int64_t grid,
+      int64_t threads, int64_t shared) const {
+    const cudaError_t allowed = allow_shared(kernel, shared, device_.shared_per_block);
+    if (allowed != cudaSuccess) return allowed;
+    const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, attribute, attribute ? 1 : 0);
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
+    return error != cudaSuccess ? error : cudaGetLastError();
   }
 
   const SoftmaxProblem& p_;

@@ -145,14 +145,23 @@ __device__ __forceinline__ void join_apart(Part<Acc> (&parts)[kCount], int apart
 template <bool kBackward, typename Acc, typename Load, typename Store>
 __device__ __forceinline__ void join_rows(int rows, int columns, const Load& load, const Store& store) {
   const int threads = blockDim.x;
-  int lanes = 1;  // of a column
-  while (lanes < 32 && lanes < rows && 2 * lanes * columns <= threads) lanes *= 2;
-  const int lane = threadIdx.x & (lanes - 1), at_once = threads / lanes;
+  int lane_bits = 0;  // of a column's lanes
+  while (lane_bits < 5 && 1 << lane_bits < rows && 2 * columns << lane_bits <= threads) ++lane_bits;
+  const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1), at_once = threads >> lane_bits;
   for (int begin = 0; begin < columns; begin += at_once) {
-    const int column = begin + static_cast<int>(threadIdx.x) / lanes;
+    const int column = begin + (static_cast<int>(threadIdx.x) >> lane_bits);
     Part<Acc> part;
-    if (column < columns)
-      for (int row = lane; row < rows; row += lanes) part = join_two<kBackward>(part, load(row, column));
+    if (column < columns) {
+      // Some at a time, whose powers do not wait for each other.
+      constexpr int kAtOnce = sizeof(Acc) == 8 ? 1 : 4;
+      for (int row = lane; row < rows; row += kAtOnce * lanes) {
+        Part<Acc> parts[1 + kAtOnce] = {part};
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (row + i * lanes < rows) parts[i + 1] = load(row + i * lanes, column);
+        part = join_all_of<kBackward>(parts);
+      }
+    }
     part = join_group<kBackward>(part, lanes);
     if (column < columns && lane == 0) store(column, part);
   }

@@ -58,9 +58,11 @@ struct Slab : ThreadVectors<T> {
   }
 
   __device__ __forceinline__ static int slot(int column) { return column; }
+  __device__ __forceinline__ int part_of(int index) const { return index / columns; }
   // The parts of all columns, joined over the block, in shared memory at `shared`, which has slab_parts of them.
   template <bool kBackward, typename Acc>
   __device__ __forceinline__ Part<Acc>* join(const Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
+    if (columns == 1) return join_column<kBackward>(parts, shared);
     const int stride = width + 1, thread = threadIdx.x;
     if (thread < width) {
 #pragma unroll
@@ -79,9 +81,20 @@ struct Slab : ThreadVectors<T> {
       column = column + 1 == columns ? 0 : column + 1;
     }
   }
+
+ private:
+  // Of a slab that is one column.
+  template <bool kBackward, typename Acc>
+  __device__ __forceinline__ static Part<Acc>* join_column(const Part<Acc> (&parts)[kVec], Part<Acc>* shared) {
+    const Part<Acc> part = join_warps<kBackward>(join_lanes<kBackward>(join_all_of<kBackward>(parts)));
+    if (threadIdx.x == 0) shared[0] = part;
+    __syncthreads();
+    return shared;
+  }
 };
 template <typename T>
 int64_t slab_parts(int64_t columns, int64_t width, int64_t threads) {
+  if (columns == 1) return 1;
   return 16 / static_cast<int64_t>(sizeof(T)) * (width + 1) + joined_parts(columns, threads);
 }
 

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "softmax/chunks.cuh"
-#include "softmax/held.cuh"
 #include "softmax/launch_base.cuh"
+#include "softmax/resident.cuh"
 
 namespace dcs {
 
@@ -20,10 +20,12 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   using Base::kVec;
   using Base::launch;
   using Base::launch_after;
+  using Base::launch_together;
   using Base::p_;
   using Base::shared_of;
   using Base::slab;
   using Base::slab_unit;
+  using Base::stream_;
   using Base::vectors_of;
   using Base::whole;
   using Base::workspace_;
@@ -33,6 +35,8 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   static constexpr int64_t kChunkBytes = 64 << 10, kMostParts = 512;
   // Of a tile's chunks, which a block joins in less time than a launch takes.
   static constexpr int64_t kDirectParts = 2048;
+  // Groups of blocks that run together, of which some load while others store.
+  static constexpr int64_t kMixedGroups = 6;
   // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
   // tensor that is large.
   static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
@@ -92,6 +96,44 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
       if (shared <= shared_of(3) && (cluster == 1 || p_.outer * cluster >= 16))
         return launch_held<Slab>(params, p_.outer, threads, shared, cluster);
     }
+    return run_together();
+  }
+
+  // Slabs that the blocks of a group hold, all of them together; what is too much for that is read twice.
+  cudaError_t run_together() {
+    const int64_t vectors = vectors_of(slab()), unit = slab_unit(), columns = p_.inner,
+                  width = kTileThreads / unit * unit, part = sizeof(Part<Acc>), room = shared_of(3),
+                  beside =
+                      (slab_parts<T>(columns, width, kTileThreads) + columns + group_exchange_parts(columns)) * part;
+    const int64_t most_each = (room - beside) / (held_bytes(1, 0) * kTileThreads),
+                  at_once = 3 * device_.multiprocessors;
+    if (most_each < 1) return run_chunks();
+    const int64_t least = ceil_div(vectors, most_each * width);
+    const int64_t most = std::min(at_once, kMostGroupParts / columns);
+    if (least > most) return run_chunks();
+    // Of a slab: one for each multiprocessor if a thread has two vectors, two if it has four.
+    const auto wanted = [&](int64_t each, int64_t vectors_each) {
+      return std::min(each * device_.multiprocessors / p_.outer, ceil_div(vectors, vectors_each * width));
+    };
+    int64_t blocks = std::clamp(std::max(wanted(1, 2), wanted(2, 4)), least, most);
+    // As even rounds as can be. Several take longer than two launches if most blocks load, or store, at the same time.
+    const int64_t rounds = ceil_div(p_.outer, at_once / blocks), groups = ceil_div(p_.outer, rounds);
+    if (rounds > 1 && groups < kMixedGroups) return run_chunks();
+    if (rounds > 1) blocks = std::min(at_once / groups, most);
+    SoftmaxTiles<T> params = tiles();
+    params.width = static_cast<int>(width);
+    params.each = static_cast<int>(ceil_div(ceil_div(vectors, blocks), width));
+    params.chunk = width * params.each;
+    params.chunks = blocks = ceil_div(vectors, params.chunk);
+    const int64_t bytes = p_.outer * blocks * columns * static_cast<int64_t>(sizeof(PartWords<Acc>));
+    params.words = workspace_.allocate(bytes);
+    params.tag = counted_tag(params.words, bytes, groups * blocks, stream_);
+    const cudaError_t error =
+        launch_together(p_.backward ? softmax_resident_kernel<T, true, Slab> : softmax_resident_kernel<T, false, Slab>,
+            params, groups * blocks, kTileThreads, held_bytes(params.each * kTileThreads, 0) + beside);
+    if (error != cudaErrorCooperativeLaunchTooLarge) return error;
+    // A green context, or an instance of a part of the GPU, has less room.
+    cudaGetLastError();
     return run_chunks();
   }
 

@@ -3,6 +3,7 @@
 // vectors at one distance from each other, whose elements of the same number have the same column.
 #pragma once
 
+#include "common/word.cuh"
 #include "softmax/lines.cuh"
 
 namespace dcs {
@@ -27,6 +28,9 @@ struct SoftmaxTiles {
   int width;                             // slabs: threads that take vectors
   Part<typename Types<T>::Acc>* parts;   // (tiles, chunks, columns)
   Part<typename Types<T>::Acc>* joined;  // (tiles, columns), or null
+  // Of blocks that run together: their parts' words, (tiles, chunks, columns), and what tells this launch's.
+  void* words;
+  CallTag tag;
 
   __device__ __forceinline__ int64_t elements() const { return outer * length * inner; }
 };

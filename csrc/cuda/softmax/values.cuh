@@ -72,6 +72,20 @@ __device__ __forceinline__ Part<Acc> join_two(Part<Acc> a, Part<Acc> b) {
   return {largest, a.total * shifted_power(a.largest, largest) + b.total * shifted_power(b.largest, largest)};
 }
 
+// A thread's parts, of one line.
+template <bool kBackward, typename Acc, int kCount>
+__device__ __forceinline__ Part<Acc> join_all_of(const Part<Acc> (&parts)[kCount]) {
+  Part<Acc> joined;
+  if constexpr (!kBackward) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) joined.largest = larger(joined.largest, parts[i].largest);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    joined.total += kBackward ? parts[i].total : parts[i].total * shifted_power(parts[i].largest, joined.largest);
+  return joined;
+}
+
 // The parts of all lanes, joined; all lanes get it.
 template <bool kBackward, typename Acc>
 __device__ __forceinline__ Part<Acc> join_lanes(Part<Acc> part) {
