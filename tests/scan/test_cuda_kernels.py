@@ -304,6 +304,35 @@ def test_rows_of_whole_vectors(vectors: int, dtype: torch.dtype, direction: str)
             assert (by_number - y).abs().max() <= eps * expected.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1_100_001, 2, 2), (700_003, 3, 1), (300_001, 7, 3), (1_500_001, 1, 4)], ids=str)
+def test_few_padded_columns(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Steps, columns, and elements between steps: copied first where they are many; nothing else is written."""
+    steps, columns, gap = shape
+    base = torch.randn(steps, columns + gap, device="cuda").to(dtype)
+    x, before = base[:, :columns], base.clone()
+    reset = torch.rand(steps, columns, device="cuda") < 1e-4
+    initial = torch.randn(columns, device="cuda").to(dtype)
+    eps = torch.finfo(dtype).eps + 1e-6
+    for gates, options in (
+        (torch.full((steps, columns), 0.99, dtype=torch.float64, device="cuda"), {}),
+        (torch.where(reset, 0.0, 0.99).double(), {"reset": reset}),
+    ):
+        for direction in ("left", "right"):
+            rows, factors = x.double().t(), gates.t()
+            if direction == "right":
+                rows, factors = rows.flip(1), factors.flip(1)
+            expected = in_float64(rows, factors)
+            got = discounted_cumsum(x, 0.99, dim=0, direction=direction, **options).double().t()
+            got = got.flip(1) if direction == "right" else got
+            assert ((got - expected).abs() <= eps * expected.abs().amax(1, keepdim=True)).all()
+    y = discounted_cumsum(x, 0.99, dim=0, direction="left", initial=initial)
+    first = torch.cat([(x[:1].double() + 0.99 * initial.double()), x[1:].double()])
+    expected = in_float64(first.t(), torch.full((columns, steps), 0.99, dtype=torch.float64, device="cuda")).t()
+    assert ((y.double() - expected).abs() <= eps * expected.abs().amax(0)).all()
+    assert torch.equal(base, before)
+
+
 def test_side_stream() -> None:
     x = torch.randn(64, 20_000, device="cuda")
     expected = discounted_cumsum(x, 0.99)

@@ -32,8 +32,8 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 #define cudaOccupancyMaxActiveClusters(...) cudaErrorNotSupported
 #define cudaGetLastError() cudaSuccess
 #define cudaStreamIsCapturing(stream, status) (*(status) = cudaStreamCaptureStatusNone, cudaSuccess)
+#include "common/runs.cuh"
 #include "softmax/launch.cuh"
-#include "softmax/runs.cuh"
 
 namespace dcs {
 // A captured launch has a counter half of the time, else its words are cleared.

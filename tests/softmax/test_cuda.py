@@ -295,9 +295,29 @@ def test_side_stream() -> None:
     assert torch.equal(output, expected)
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((17, 262_145), 1), ((1, 1_000_003), 1), ((40_000, 30), 0)], ids=str)
+TOGETHER = (((17, 262_145), 1), ((1, 1_000_003), 1), ((40_000, 30), 0))  # of kernels whose blocks wait for each other
+
+
+def test_a_green_context() -> None:
+    """With fewer multiprocessors than the device has, blocks that have to run together find no room there."""
+    green_contexts = pytest.importorskip("torch.cuda.green_contexts", reason="this torch has no green contexts")
+    problems = [(torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda"), dim) for shape, dim in TOGETHER]
+    torch.cuda.synchronize()
+    context = green_contexts.GreenContext.create(num_sms=16, device_id=torch.cuda.current_device())
+    context.set_context()
+    try:
+        results = [(y := softmax(x, dim), backward(g, y, dim)) for x, g, dim in problems]
+        torch.cuda.synchronize()
+    finally:
+        context.pop_context()
+    for (x, g, dim), (y, dx) in zip(problems, results, strict=True):
+        assert_softmax(y, x, dim)
+        assert_gradient(dx, g, y, dim)
+
+
+@pytest.mark.parametrize(("shape", "dim"), TOGETHER, ids=str)
 def test_two_streams_at_once(shape: tuple[int, int], dim: int) -> None:
-    """Of kernels whose blocks wait for each other, beside others of another stream."""
+    """Blocks that wait for each other, beside others of another stream."""
     x, g = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda")
     y = softmax(x, dim)
     dx = backward(g, y, dim)

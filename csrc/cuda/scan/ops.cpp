@@ -1,7 +1,10 @@
 // The scan ops on CUDA.
+#include <optional>
+
 #include "dcs/scan/ops.h"
-#include "dcs/scan/plan/kernels.h"
+#include "dcs/scan/plan/gaps.h"
 #include "common/host.h"
+#include "common/runs.h"
 #include "scan/columns/launch.h"
 #include "scan/launch.h"
 #include "scan/rows/launch.h"
@@ -74,6 +77,17 @@ struct Cuda {
     const cudaStream_t stream = current_stream(device);
     const DeviceLimits limits = limits_of(device);
     const KernelPlan plan = plan_scan(problem, limits).plan;
+    if (std::optional<ScanProblem> closed = without_gaps(problem, plan, limits)) {
+      const int64_t elements = problem.rows() * problem.length, bytes = input.element_size();
+      const Workspace copy(input, elements * bytes);
+      check(copy_runs({problem.input, copy.data(), elements, problem.inner, problem.input_strides.time - problem.inner,
+                          static_cast<int>(bytes)},
+                stream),
+          "copying a padded input");
+      closed->input = copy.data();
+      check(launch(*closed, plan_scan(*closed, limits).plan, input, stream), "launching the kernel");
+      return;
+    }
     cudaError_t error = launch(problem, plan, input, stream);
     if (error != cudaSuccess && runs_together(plan)) {
       // A green context or an instance of a part of the GPU may not have room for blocks that run together.

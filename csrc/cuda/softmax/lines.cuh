@@ -2,6 +2,7 @@
 // lines joined by all threads of a block.
 #pragma once
 
+#include "common/range.cuh"
 #include "softmax/values.cuh"
 
 namespace dcs {
@@ -17,22 +18,6 @@ __device__ __forceinline__ void load_where(bool wanted, const T* from, int64_t l
   }
 }
 
-// A line's elements are low ... high - 1, and a vector's begin at `first`. A vector at either end of a line is partly
-// another line's: it is read whole, what is not the line's is made to add nothing, and the line's elements are written
-// one by one.
-struct Range {
-  int low, high;
-  template <int kVec>
-  __device__ __forceinline__ bool has_any(int first) const {
-    return first < high && first + kVec > low;
-  }
-  template <int kVec>
-  __device__ __forceinline__ bool has_all(int first) const {
-    return first >= low && first + kVec <= high;
-  }
-  __device__ __forceinline__ bool has(int index) const { return index >= low && index < high; }
-};
-
 template <bool kBackward, typename T, int kVec>
 __device__ __forceinline__ void mask(Vector<T, kVec>& raw, int first, Range range) {
   if (range.has_all<kVec>(first)) return;
@@ -41,17 +26,6 @@ __device__ __forceinline__ void mask(Vector<T, kVec>& raw, int first, Range rang
   for (int i = 0; i < kVec; ++i)
     if (!range.has(first + i)) raw.set(i, nothing);
 }
-template <typename T, int kVec>
-__device__ __forceinline__ void store_in(T* to, int first, Range range, const Vector<T, kVec>& raw) {
-  if (range.has_all<kVec>(first)) {
-    *reinterpret_cast<Vector<T, kVec>*>(to) = raw;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i)
-      if (range.has(first + i)) to[i] = raw.get(i);
-  }
-}
-
 // The largest of each element of the vectors, where larger than `most`; NaNs are dropped.
 template <typename T, typename Acc, int kVec, int kCount>
 __device__ __forceinline__ void take_larger(const Vector<T, kVec> (&raw)[kCount], Acc (&most)[kVec]) {

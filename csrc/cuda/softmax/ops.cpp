@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/host.h"
+#include "common/runs.h"
 #include "softmax/launch.h"
 
 namespace dcs {

@@ -4,8 +4,10 @@
 #pragma once
 
 #include "common/divisor.cuh"
-#include "softmax/launch.h"
-#include "softmax/lines.cuh"
+#include "common/device.h"
+#include "common/ptx/global_load.cuh"
+#include "common/range.cuh"
+#include "common/runs.h"
 
 namespace dcs {
 

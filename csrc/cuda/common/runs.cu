@@ -1,4 +1,4 @@
-#include "softmax/runs.cuh"
+#include "common/runs.cuh"
 
 namespace dcs {
 
