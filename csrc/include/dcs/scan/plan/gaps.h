@@ -17,7 +17,7 @@ inline std::optional<ScanProblem> without_gaps(
   const Strides& s = p.input_strides;
   const bool has_gaps =
       (p.inner == 1 || s.inner == 1) && s.time > p.inner && (p.outer == 1 || s.outer == p.length * s.time);
-  if (!has_gaps || p.backward || bytes > 8 || row_bytes > kMostGapRow || p.rows() * p.length * bytes < kLeastGapBytes)
+  if (!has_gaps || p.backward || bytes > 8 || row_bytes > kMostGapRow || p.rows() * p.length < kLeastGapElements)
     return std::nullopt;
   const auto is_flat = [](const KernelPlan& of) {
     const ResidentColumnsPlan* const columns = std::get_if<ResidentColumnsPlan>(&of);
