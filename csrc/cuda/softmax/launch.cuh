@@ -11,7 +11,9 @@
 // |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
 // |   longer ones                                           | chunks.cuh: read twice                             |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
-// | inner below 128 bytes, or 512 if no whole vectors:      | slabs.cuh, tiles of whole slabs:                   |
+// | inner below 128 bytes; or below 512 if no whole vectors |                                                    |
+// |   and many slabs; or, if none, what no cluster has room |                                                    |
+// |   for as columns:                                       | slabs.cuh, tiles of whole slabs:                   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
@@ -65,8 +67,9 @@ class SoftmaxLaunch : TileLaunch<T> {
   cudaError_t run() {
     if (p_.inner == 1) return run_rows();
     if (slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements) return run_packed();
-    const bool narrow = p_.inner * kSize < 128 || (!whole(p_.inner) && p_.inner * kSize < 512);
-    if (narrow && slab_unit() <= kTileThreads) return run_slabs();
+    const bool narrow = p_.inner * kSize < 128,
+               many = !whole(p_.inner) && p_.inner * kSize < 512 && p_.outer >= device_.multiprocessors;
+    if ((narrow || many) && slab_unit() <= kTileThreads) return run_slabs();
     const bool steps = !whole(p_.inner) || (kHalf && slab() * kSize >= kPackedBytes);
     const int64_t most = whole(p_.inner) || p_.outer * slab() * kSize > kMostStepsBytes ? kPackedElements : kMostSteps;
     return steps && p_.length <= most ? run_steps() : run_columns();

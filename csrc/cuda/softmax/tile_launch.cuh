@@ -209,6 +209,8 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
     }
     for (int64_t narrow = across; narrow >= narrowest; narrow /= 2)
       if (const auto error = run_held(narrow, device_.cluster, shared_of(3))) return *error;
+    // Slabs are read in whole vectors, which windows overlap.
+    if (!whole(p_.inner) && slab_unit() <= kTileThreads) return run_slabs();
     return run_column_chunks();
   }
 
