@@ -196,7 +196,8 @@ constexpr int resident_exchange_bytes(int64_t wide_bytes, int unit, bool step, i
       (step ? 0 : kColumnThreads * wide) + 64;
 }
 
-// Few columns with gaps between their steps that are copied first (gaps.h): bytes of a step, at most; elements, at least.
+// Few columns with gaps between their steps that are copied first (gaps.h): bytes of a step, at most; elements, at
+// least.
 constexpr int64_t kMostGapRow = 32, kLeastGapElements = 1 << 20;
 
 }  // namespace dcs
