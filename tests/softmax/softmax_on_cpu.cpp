@@ -199,6 +199,8 @@ void draw_runs(Case& c, std::mt19937& random) {
   c.offset = random() % 2 ? 0 : random() % 20;
 }
 
+int draw_multiprocessors(std::mt19937& random) { return random() % 3 ? 40 : 4; }
+
 // Sizes whose product is about a number of elements, most of them in a slab; a half with one column.
 Case draw(std::mt19937& random) {
   std::uniform_real_distribution<double> uniform;
@@ -212,20 +214,21 @@ Case draw(std::mt19937& random) {
   c.backward = random() % 2;
   c.in_place = random() % 3 == 0;
   c.special = random() % 3 == 0;
-  c.multiprocessors = random() % 2 ? 1 : 40;
+  c.multiprocessors = random() % 2 ? 1 : draw_multiprocessors(random);
   c.cluster = random() % 2 ? 1 : 8;
   draw_runs(c, random);
   return c;
 }
 
-// Long lines of all kinds, which random ones are too seldom: (outer, length, inner), on 40 multiprocessors.
+// Long lines of all kinds, which random ones are too seldom: (outer, length, inner). Of the last ones groups of blocks
+// take several, one after the other.
 constexpr int64_t kLong[][3] = {{1, 66001, 3}, {2, 40001, 1}, {1, 1100, 40}, {2, 300, 515}, {1, 600, 67}, {1, 1500, 36},
-    {3, 9000, 2}, {1, 2, 40008}, {5, 7, 1000}, {3, 8, 2056}, {2, 5, 10003}};
+    {3, 9000, 2}, {1, 2, 40008}, {5, 7, 1000}, {3, 8, 2056}, {2, 5, 10003}, {13, 1601, 7}, {14, 20001, 1}};
 constexpr int kLongCount = sizeof kLong / sizeof kLong[0];
 
 Case long_case(int index, std::mt19937& random) {
-  Case c{kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0, 40,
-      random() % 2 ? 1 : 8, 0, 0, 0};
+  Case c{kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0,
+      draw_multiprocessors(random), random() % 2 ? 1 : 8, 0, 0, 0};
   draw_runs(c, random);
   return c;
 }
