@@ -25,7 +25,7 @@ DCS_INLINE T* at(const ReturnsOutput& output, int64_t outer, int64_t time, int64
 }
 
 template <typename T>
-void gather(const T* from, int64_t stride, int64_t count, T* to) {
+DCS_SHARED void gather(const T* from, int64_t stride, int64_t count, T* to) {
   if (stride == 1) {
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(T));
     return;
@@ -34,7 +34,7 @@ void gather(const T* from, int64_t stride, int64_t count, T* to) {
 }
 
 template <typename From>
-void gather_doubles(const From* from, int64_t stride, int64_t count, double* to) {
+DCS_SHARED void gather_doubles(const From* from, int64_t stride, int64_t count, double* to) {
   if (stride == 1)
     for (int64_t j = 0; j < count; ++j) to[j] = Element<From>::load(from[j]);
   else
@@ -42,7 +42,7 @@ void gather_doubles(const From* from, int64_t stride, int64_t count, double* to)
 }
 
 template <typename T>
-void gather_flags(const T* from, int64_t stride, int64_t count, uint8_t* to) {
+DCS_SHARED void gather_flags(const T* from, int64_t stride, int64_t count, uint8_t* to) {
   for (int64_t j = 0; j < count; ++j) to[j] = !(Element<T>::load(from[j * stride]) == 0.0);
 }
 
@@ -92,7 +92,7 @@ struct Lines : Line<T> {
   int64_t length;
 
   // For lines of up to `most` elements.
-  void prepare(const ReturnsProblem& problem, int64_t most) {
+  DCS_SHARED void prepare(const ReturnsProblem& problem, int64_t most) {
     length = problem.length;
     for (int64_t j = 0; j < most; ++j) {
       zeros[j] = Element<T>::store(0.0);
@@ -107,12 +107,12 @@ struct Lines : Line<T> {
   }
 
   // Gammas and traces that are one a row: once for columns, once a row along time.
-  void read_rows(const ReturnsProblem& problem, const LineIndex& index) {
+  DCS_SHARED void read_rows(const ReturnsProblem& problem, const LineIndex& index) {
     read_rows_of(problem.gamma, index, gathered_gammas);
     read_rows_of(problem.trace, index, gathered_traces);
   }
 
-  void read(const ReturnsProblem& problem, const LineIndex& index) {
+  DCS_SHARED void read(const ReturnsProblem& problem, const LineIndex& index) {
     rewards = line(problem.rewards, index, gathered_rewards, tiled_rewards);
     if (problem.values.data && !problem.values_are_next)
       values = line(problem.values, index, gathered_values, tiled_values);
@@ -138,11 +138,7 @@ struct Lines : Line<T> {
       if (input.strides.time == 1 && index.count <= kTileColumns) {
         const int64_t step = index.time % kTileSteps, begin = index.time - step;
         if (tile.begin != begin) {
-          const int64_t steps = std::min(kTileSteps, length - begin);
-          for (int64_t j = 0; j < index.count; ++j) {
-            const From* const column = from - step + j * input.strides.inner;
-            for (int64_t s = 0; s < steps; ++s) tile.lines[s][j] = column[s];
-          }
+          fill(tile, from - step, input.strides.inner, std::min(kTileSteps, length - begin), index.count);
           tile.begin = begin;
         }
         return tile.lines[step];
@@ -150,6 +146,12 @@ struct Lines : Line<T> {
     }
     gather(from, stride_of(input.strides), index.count, gathered);
     return gathered;
+  }
+
+  template <typename From>
+  DCS_SHARED static void fill(Tile<From>& tile, const From* from, int64_t apart, int64_t steps, int64_t count) {
+    for (int64_t j = 0; j < count; ++j, from += apart)
+      for (int64_t s = 0; s < steps; ++s) tile.lines[s][j] = from[s];
   }
 
   template <typename Tiled>
@@ -183,7 +185,7 @@ struct Lines : Line<T> {
   }
 
   // The values of the next step, and beyond the last one bootstrap_value.
-  void read_shifted(const ReturnsProblem& problem, const LineIndex& index) {
+  DCS_SHARED void read_shifted(const ReturnsProblem& problem, const LineIndex& index) {
     const int64_t last = problem.length - 1;
     const LineIndex after{index.outer, index.time + 1, index.inner, index.count};
     if constexpr (kAlongTime) {
@@ -226,7 +228,7 @@ struct Outputs {
     return kAlongTime ? output.strides.time : output.strides.inner;
   }
 
-  void point(const ReturnsProblem& problem, const LineIndex& index) {
+  DCS_SHARED void point(const ReturnsProblem& problem, const LineIndex& index) {
     for (int k = 0; k < 3; ++k) {
       const ReturnsOutput& out = output(problem, k);
       to[k] = lines[k];
@@ -246,7 +248,7 @@ struct Outputs {
       }
     }
   }
-  void scatter(const ReturnsProblem& problem, const LineIndex& index) {
+  DCS_SHARED void scatter(const ReturnsProblem& problem, const LineIndex& index) {
     for (int k = 0; k < 3; ++k) {
       const ReturnsOutput& out = output(problem, k);
       if (!out.data || to[k] != lines[k]) continue;
@@ -255,12 +257,12 @@ struct Outputs {
     }
   }
   // After the last line.
-  void finish(const ReturnsProblem& problem, const LineIndex& index) {
+  DCS_SHARED void finish(const ReturnsProblem& problem, const LineIndex& index) {
     for (int k = 0; k < 3; ++k) put(output(problem, k), index, tiles[k]);
   }
 
  private:
-  static void put(const ReturnsOutput& out, const LineIndex& index, Tile<T>& tile) {
+  DCS_SHARED static void put(const ReturnsOutput& out, const LineIndex& index, Tile<T>& tile) {
     for (int64_t j = 0; tile.to >= 0 && j < index.count; ++j) {
       T* const column = at<T>(out, index.outer, tile.begin, index.inner + j);
       for (int64_t s = tile.from; s <= tile.to; ++s) column[s] = tile.lines[s][j];

@@ -15,6 +15,13 @@ constexpr int kVectors = kAbreast / kWidth;
 
 enum class Pass { kForward, kBackward, kFold };
 
+// What the lines of a problem are scanned for. Only the scan itself is compiled for each of them.
+struct Form {
+  Pass pass;
+  bool has_steps;  // one gate a step
+  bool has_reset;
+};
+
 // How rows are numbered: those that go abreast lie `outer` or `inner` strides apart.
 struct Grid {
   bool is_outer;
@@ -31,7 +38,11 @@ struct Grid {
 
 template <typename T>
 struct Abreast {
+  using Scan = void (Abreast::*)();
+
   const ScanProblem& problem;
+  const Form form;
+  const Scan scan_batch;  // `scan` of the form
   const Grid grid;
   const int64_t shift;      // how many steps on in scan order a gate acts
   const bool starts_empty;  // a row's first value is its input
@@ -50,8 +61,10 @@ struct Abreast {
   alignas(64) bool flags[kLanesOfBatch + kSpill * kAbreast];
   alignas(64) bool own_flags[kLanesOfBatch + kSpill * kAbreast];
 
-  explicit Abreast(const ScanProblem& given)
+  Abreast(const ScanProblem& given, Pass pass)
       : problem(given),
+        form{pass, given.gamma_kind == GammaKind::kStep, given.reset != nullptr},
+        scan_batch(scan_of(form)),
         grid(given),
         shift(given.shifted ? 1 : 0),
         starts_empty(given.shifted || given.initial == nullptr) {
@@ -158,20 +171,19 @@ struct Abreast {
   }
 
   // What the batch reads. A row that begins without a carry has a gate of -0 there, so that -0 * 0 + x is x, -0 too.
-  template <Pass kPass, bool kStep, bool kReset>
-  void stage(bool ends) {
+  DCS_SHARED void stage(bool ends) {
     const int64_t back = problem.reverse ? shift : -shift, on = problem.reverse ? -1 : 1;
     const int64_t beginners = begins && starts_empty ? (is_chunked() ? 1 : rows) : 0;
     gather(x, static_cast<const T*>(problem.input), problem.input_strides, 0, T{});
-    if constexpr (kStep) {
+    if (form.has_steps) {
       gather(gates, static_cast<const T*>(problem.gamma), problem.gamma_strides, back, T{});
       for (int64_t lane = 0; lane < beginners; ++lane) gates[line_of(lane, true)] = Element<T>::store(-0.0);
     } else if (begins) {
       for (int64_t lane = 0; lane < groups() * kAbreast; ++lane)
         first_gates[lane] = lane < beginners ? -0.0 : row_gates[lane];
     }
-    if constexpr (kReset) gather(flags, problem.reset, problem.reset_strides, back, false);
-    if constexpr (kPass == Pass::kBackward) {
+    if (form.has_reset) gather(flags, problem.reset, problem.reset_strides, back, false);
+    if (form.pass == Pass::kBackward) {
       gather(saved, static_cast<const T*>(problem.saved), problem.saved_strides, on, T{});
       if (ends && problem.initial != nullptr) {
         alignas(64) double tails[kLanesOfBatch];
@@ -179,13 +191,13 @@ struct Abreast {
         for (int64_t lane = is_chunked() ? rows - 1 : 0; lane < rows; ++lane)
           saved[line_of(lane, false)] = Element<T>::store(tails[lane]);
       }
-      if constexpr (kReset) gather(own_flags, problem.reset, problem.reset_strides, 0, false);
+      if (form.has_reset) gather(own_flags, problem.reset, problem.reset_strides, 0, false);
     }
   }
 
   // Scans the staged batch: outputs in `x`, gradients of gates in `saved`.
   template <Pass kPass, bool kStep, bool kReset>
-  void scan() {
+  DCS_SHARED void scan() {
     constexpr bool kBackward = kPass == Pass::kBackward, kFold = kPass == Pass::kFold;
     constexpr bool kSums = kFold || (kBackward && !kStep);
     const int64_t lines = count, step = problem.reverse ? -kAbreast : kAbreast;
@@ -223,10 +235,13 @@ struct Abreast {
         }
         line += step;
       };
-      advance();
-      if constexpr (!kStep)
+      int64_t k = 0;
+      if constexpr (!kStep) {
+        advance();
         for (int v = 0; v < kVectors; ++v) gate[v] = load(row_gates + lane + v * kWidth);
-      for (int64_t k = 1; k < lines; ++k) advance();
+        k = 1;
+      }
+      for (; k < lines; ++k) advance();
       for (int v = 0; v < kVectors; ++v) {
         store(carries + lane + v * kWidth, carry[v]);
         if constexpr (kSums) store(sums + lane + v * kWidth, sum[v]);
@@ -234,18 +249,29 @@ struct Abreast {
     }
   }
 
-  template <Pass kPass, bool kStep, bool kReset>
+  template <Pass kPass>
+  static Scan scan_with(const Form& form) {
+    if (form.has_steps) return form.has_reset ? &Abreast::scan<kPass, true, true> : &Abreast::scan<kPass, true, false>;
+    return form.has_reset ? &Abreast::scan<kPass, false, true> : &Abreast::scan<kPass, false, false>;
+  }
+  static Scan scan_of(const Form& form) {
+    switch (form.pass) {
+      case Pass::kForward: return scan_with<Pass::kForward>(form);
+      case Pass::kBackward: return scan_with<Pass::kBackward>(form);
+      default: return scan_with<Pass::kFold>(form);
+    }
+  }
+
   void batch(bool ends) {
-    stage<kPass, kStep, kReset>(ends);
-    scan<kPass, kStep, kReset>();
-    if constexpr (kPass == Pass::kFold) return;
+    stage(ends);
+    (this->*scan_batch)();
+    if (form.pass == Pass::kFold) return;
     scatter(x, static_cast<T*>(problem.output), problem.output_strides);
-    if constexpr (kPass == Pass::kBackward && kStep)
+    if (form.pass == Pass::kBackward && form.has_steps)
       scatter(saved, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides);
   }
 
   // Steps [start, start + of) in scan order of lane 0's row, and as many of the others'.
-  template <Pass kPass, bool kStep, bool kReset>
   DCS_SHARED void segment(int64_t start, int64_t of) {
     // Parts of about one length: whole squares, all of them far longer than one.
     const int64_t parts = (of + kLines - 1) / kLines, each = ((of + parts - 1) / parts + 7) / 8 * 8;
@@ -254,13 +280,12 @@ struct Abreast {
       count = of - done < each ? of - done : each;
       first = problem.reverse ? problem.length - start - done - count : start + done;
       begins = start + done == 0;
-      batch<kPass, kStep, kReset>(done + count == of && furthest == problem.length);
+      batch(done + count == of && furthest == problem.length);
     }
   }
 
-  template <Pass kPass, bool kStep, bool kReset>
   void whole_rows(int64_t begin, int64_t end) {
-    constexpr bool kSums = kPass == Pass::kBackward && !kStep;
+    const bool has_sums = form.pass == Pass::kBackward && !form.has_steps;
     for (int64_t group = begin, some; group < end; group += some) {
       const int64_t other = group / grid.groups, at = group % grid.groups * kAbreast;
       some = grid.groups - group % grid.groups;
@@ -272,16 +297,15 @@ struct Abreast {
       for (int64_t lane = 0; lane < some * kAbreast; ++lane) carries[lane] = sums[lane] = 0;
       if (!starts_empty) read_lanes<T>(problem.initial, problem.initial_strides, carries);
       read_row_gates();
-      segment<kPass, kStep, kReset>(0, problem.length);
-      for (int64_t lane = 0; kSums && lane < rows; ++lane)
+      segment(0, problem.length);
+      for (int64_t lane = 0; has_sums && lane < rows; ++lane)
         write_partial<T>(problem, outer + (grid.is_outer ? lane : 0), inner + (grid.is_outer ? 0 : lane), sums[lane]);
     }
   }
 
   // Chunks [begin, end) of a row.
-  template <Pass kPass, bool kStep, bool kReset>
   void chunks_of(int64_t row, int64_t begin, int64_t end, Chunk* chunks) {
-    constexpr bool kFold = kPass == Pass::kFold;
+    const bool folds = form.pass == Pass::kFold;
     const int64_t steps = chunk_steps(problem);
     outer = row / problem.inner;
     inner = row % problem.inner;
@@ -293,14 +317,14 @@ struct Abreast {
       read_row_gates();
       cuts = chunk == 0 ? 1 : 0;
       for (int64_t lane = 0; lane < kAbreast; ++lane) {
-        carries[lane] = kFold || lane >= rows ? 0.0 : chunks[lane].carry.re;
-        sums[lane] = kFold ? 1.0 : 0.0;
+        carries[lane] = folds || lane >= rows ? 0.0 : chunks[lane].carry.re;
+        sums[lane] = folds ? 1.0 : 0.0;
       }
       if (chunk == 0) carries[0] = starts_empty ? 0.0 : read_initial<T>(problem, outer, inner);
-      segment<kPass, kStep, kReset>(chunk * steps, length);
+      segment(chunk * steps, length);
       for (int64_t lane = 0; lane < rows; ++lane) {
         Chunk& described = chunks[lane];
-        if constexpr (kFold) {
+        if (folds) {
           keep(&described.sum, carries[lane]);
           keep(&described.product, sums[lane]);
           described.cut = (cuts >> (8 * lane) & 0xff) != 0;
@@ -312,44 +336,20 @@ struct Abreast {
   }
 };
 
-// call(Bool<one gate a step>, Bool<resets>).
-template <typename Call>
-DCS_INLINE void with_options(const ScanProblem& problem, const Call& call) {
-  if (problem.gamma_kind == GammaKind::kStep) {
-    if (problem.reset != nullptr) return call(Bool<true>{}, Bool<true>{});
-    return call(Bool<true>{}, Bool<false>{});
-  }
-  if (problem.reset != nullptr) return call(Bool<false>{}, Bool<true>{});
-  call(Bool<false>{}, Bool<false>{});
-}
-
 // Groups of rows [begin, end).
 template <typename T>
 void abreast_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
-  Abreast<T> scan(problem);
-  with_options(problem, [&](auto step, auto reset) {
-    constexpr bool kStep = decltype(step)::value, kReset = decltype(reset)::value;
-    if (problem.backward) scan.template whole_rows<Pass::kBackward, kStep, kReset>(begin, end);
-    else scan.template whole_rows<Pass::kForward, kStep, kReset>(begin, end);
-  });
+  Abreast<T>(problem, problem.backward ? Pass::kBackward : Pass::kForward).whole_rows(begin, end);
 }
 
 template <typename T>
 void abreast_fold(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks) {
-  Abreast<T> scan(problem);
-  with_options(problem, [&](auto step, auto reset) {
-    scan.template chunks_of<Pass::kFold, decltype(step)::value, decltype(reset)::value>(row, begin, end, chunks);
-  });
+  Abreast<T>(problem, Pass::kFold).chunks_of(row, begin, end, chunks);
 }
 
 template <typename T>
 void abreast_chunks(const ScanProblem& problem, int64_t row, int64_t begin, int64_t end, Chunk* chunks) {
-  Abreast<T> scan(problem);
-  with_options(problem, [&](auto step, auto reset) {
-    constexpr bool kStep = decltype(step)::value, kReset = decltype(reset)::value;
-    if (problem.backward) return scan.template chunks_of<Pass::kBackward, kStep, kReset>(row, begin, end, chunks);
-    scan.template chunks_of<Pass::kForward, kStep, kReset>(row, begin, end, chunks);
-  });
+  Abreast<T>(problem, problem.backward ? Pass::kBackward : Pass::kForward).chunks_of(row, begin, end, chunks);
 }
 
 }  // namespace

@@ -7,12 +7,56 @@
 namespace dcs::cpu {
 namespace {
 
+// What is not a step's arithmetic is in functions that all forms of the loops share.
+template <typename T>
+DCS_SHARED void gather_line(const T* from, int64_t stride, int64_t count, T* gathered) {
+  for (int64_t j = 0; j < count; ++j) gathered[j] = from[j * stride];
+}
+
 // `count` adjacent elements of an operand: in place where its inner stride is 1, else gathered.
 template <typename T>
 DCS_INLINE const T* line(const T* from, int64_t stride, int64_t count, T* gathered) {
   if (stride == 1) return from;
-  for (int64_t j = 0; j < count; ++j) gathered[j] = from[j * stride];
+  gather_line(from, stride, count, gathered);
   return gathered;
+}
+
+template <typename T>
+DCS_SHARED void scatter_line(T* to, int64_t stride, int64_t count, const T* from) {
+  for (int64_t j = 0; j < count; ++j) to[j * stride] = from[j];
+}
+
+template <typename T>
+DCS_SHARED void begin_line(
+    const T* __restrict input, T* __restrict output, typename Element<T>::Sum* __restrict carries, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) {
+    carries[j] = Element<T>::load(input[j]);
+    output[j] = input[j];
+  }
+}
+
+template <typename T>
+DCS_SHARED void round_line(T* __restrict to, const typename Element<T>::Sum* __restrict from, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) to[j] = Element<T>::store(from[j]);
+}
+
+template <typename T>
+DCS_SHARED void read_column_initials(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, typename Element<T>::Sum* values) {
+  for (int64_t j = 0; j < count; ++j) values[j] = read_initial<T>(problem, outer, inner + j);
+}
+
+template <typename Gate>
+DCS_SHARED void read_column_gates(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, Gate* gates) {
+  for (int64_t j = 0; j < count; ++j) gates[j] = read_gate<Gate>(problem, outer, inner + j);
+}
+
+// sums[j + beyond] is column j's from `whole` on.
+template <typename T>
+DCS_SHARED void write_column_partials(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count,
+    const typename Element<T>::Sum* sums, int64_t whole, int64_t beyond) {
+  for (int64_t j = 0; j < count; ++j) write_partial<T>(problem, outer, inner + j, sums[j < whole ? j : j + beyond]);
 }
 
 template <typename T, typename Gate, bool kStep, bool kReset>
@@ -53,11 +97,9 @@ void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int6
   T gathered_input[kMostColumns], gathered_gates[kStep ? kMostColumns : 1],
       gathered_saved[kBackward ? kMostColumns : 1];
   bool gathered_reset[kReset ? kMostColumns : 1], gathered_own[kReset ? kMostColumns : 1];
-  for (int64_t j = 0; j < count; ++j) {
-    carries[j] = problem.shifted ? Sum{} : read_initial<T>(problem, outer, inner + j);
-    if constexpr (!kStep) gates[j] = read_gate<Gate>(problem, outer, inner + j);
-    if constexpr (kBackward) sums[j] = Sum{};
-  }
+  if (!problem.shifted) read_column_initials<T>(problem, outer, inner, count, carries);
+  if constexpr (!kStep) read_column_gates(problem, outer, inner, count, gates);
+  if constexpr (kBackward) std::memset(sums, 0, count * sizeof(Sum));
   const bool begins = problem.shifted || problem.initial == nullptr;
   const int64_t shift = problem.shifted ? 1 : 0;
   for (int64_t k = 0; k < problem.length; ++k) {
@@ -65,10 +107,7 @@ void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int6
         problem.input_strides.inner, count, gathered_input);
     T* output = locate(problem, static_cast<T*>(problem.output), problem.output_strides, outer, inner, k);
     if (k == 0 && begins) {
-      for (int64_t j = 0; j < count; ++j) {
-        carries[j] = Element<T>::load(input[j]);
-        output[j] = input[j];
-      }
+      begin_line(input, output, carries, count);
     } else {
       const T* step_gates = nullptr;
       const bool* reset = nullptr;
@@ -88,20 +127,21 @@ void scan_columns(const ScanProblem& problem, int64_t outer, int64_t inner, int6
         own = line(locate(problem, problem.reset, problem.reset_strides, outer, inner, k), problem.reset_strides.inner,
             count, gathered_own);
       const T* saved = gathered_saved;
-      if (k + 1 < problem.length)
+      if (k + 1 < problem.length) {
         saved = line(locate(problem, static_cast<const T*>(problem.saved), problem.saved_strides, outer, inner, k + 1),
             problem.saved_strides.inner, count, gathered_saved);
-      else
-        for (int64_t j = 0; j < count; ++j)
-          gathered_saved[j] = Element<T>::store(read_initial<T>(problem, outer, inner + j));
+      } else {
+        Sum ends[kMostColumns];
+        read_column_initials<T>(problem, outer, inner, count, ends);
+        round_line(gathered_saved, ends, count);
+      }
       T* grad_gamma = nullptr;
       if constexpr (kStep)
         grad_gamma = locate(problem, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, outer, inner, k);
       step_gradients<T, kStep, kReset>(carries, saved, own, sums, grad_gamma, problem.grad_gamma_strides.inner, count);
     }
   }
-  if constexpr (kBackward && !kStep)
-    for (int64_t j = 0; j < count; ++j) write_partial<T>(problem, outer, inner + j, sums[j]);
+  if constexpr (kBackward && !kStep) write_column_partials<T>(problem, outer, inner, count, sums, count, 0);
 }
 
 // What a step reads and writes of the columns of a block; null where the problem has none.
@@ -199,7 +239,7 @@ void scan_vectors(const ScanProblem& problem, int64_t outer, int64_t inner, int6
       if (k + 1 < problem.length) {
         step.saved = row(static_cast<const T*>(problem.saved), problem.saved_strides, k + 1, saved);
       } else {
-        for (int64_t j = 0; j < count; ++j) saved[j] = Element<T>::store(ends[j]);
+        round_line(saved, ends, count);
         step.saved = saved;
       }
       if constexpr (kStep) {
@@ -213,12 +253,12 @@ void scan_vectors(const ScanProblem& problem, int64_t outer, int64_t inner, int6
     if constexpr (kBackward && kStep)
       if (!in_place) {
         T* to = locate(problem, static_cast<T*>(problem.grad_gamma), problem.grad_gamma_strides, outer, inner, k);
-        for (int64_t j = 0; j < count; ++j) to[j * problem.grad_gamma_strides.inner] = terms[j];
+        scatter_line(to, problem.grad_gamma_strides.inner, count, terms);
       }
   }
   if constexpr (kBackward && !kStep) {
     const int64_t whole = count / kWidth * kWidth, beyond = whole + kWidth - count;
-    for (int64_t j = 0; j < count; ++j) write_partial<T>(problem, outer, inner + j, sums[j < whole ? j : j + beyond]);
+    write_column_partials<T>(problem, outer, inner, count, sums, whole, beyond);
   }
 }
 

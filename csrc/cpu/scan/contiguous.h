@@ -99,7 +99,7 @@ DCS_INLINE double scan_contiguous(const Powers<kMirrored>& powers, const T* inpu
 
 // A lane's steps. The last one of a row is apart in the backward: no saved value follows it.
 template <typename T, bool kMirrored>
-DCS_INLINE void scan_lane(
+DCS_SHARED void scan_lane(
     const ScanProblem& problem, const Powers<kMirrored>& powers, Lane<T, double>& lane, int64_t count) {
   constexpr int64_t kOn = kMirrored ? -1 : 1;
   if (!problem.backward) {
@@ -176,7 +176,7 @@ void contiguous_chunks(
 // The value that `count` steps (a multiple of 4 vectors) end in from 0: 4 vectors of partial sums, gamma^(4 * width)
 // apart, weighted at the end.
 template <typename T, bool kMirrored>
-double fold_contiguous(double gamma, const T* input, int64_t count) {
+DCS_SHARED double fold_contiguous(double gamma, const T* input, int64_t count) {
   constexpr int kApart = 4 * kWidth;
   constexpr int64_t kOn = kMirrored ? -1 : 1;
   constexpr int64_t kBack = kMirrored ? kWidth - 1 : 0;

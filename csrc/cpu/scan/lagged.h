@@ -148,7 +148,7 @@ struct LaggedScan {
   DCS_INLINE double initial(int64_t group, int64_t c) const { return read_initial<T>(problem, group, column(c)); }
   DCS_INLINE bool is_short() const { return groups.size <= kTile; }
 
-  void stage_gates(const Tile& tile, int64_t count) {
+  DCS_SHARED void stage_gates(const Tile& tile, int64_t count) {
     double* to = gates + shift;
     if (problem.gamma_kind == GammaKind::kStep) {
       const T* from =
@@ -170,7 +170,7 @@ struct LaggedScan {
   }
 
   // Everything that the scan of a tile reads. `begins`: whether rows begin here.
-  void stage(const Tile& tile, int64_t count) {
+  DCS_SHARED void stage(const Tile& tile, int64_t count) {
     widen(x, gathered(problem, groups, static_cast<const T*>(problem.input), problem.input_strides, tile, room), count,
         problem.reverse);
     for (int i = 0; i < 2 * kWidth; ++i) x[count + i] = 0;
@@ -193,7 +193,7 @@ struct LaggedScan {
   }
 
   // An initial value enters the first step's input; of a long row it is the carry.
-  void begin_rows(const Tile& tile) {
+  DCS_SHARED void begin_rows(const Tile& tile) {
     for (int64_t k = 0; k < tile.groups; ++k) {
       const int64_t at = k * groups.size;
       for (int64_t c = 0; c < lag; ++c) {
@@ -226,7 +226,7 @@ struct LaggedScan {
     return all;
   }
 
-  void step_by_step(int64_t count, const double* from, double* to) const {
+  DCS_SHARED void step_by_step(int64_t count, const double* from, double* to) const {
     for (int64_t i = 0; i < count; ++i)
       to[i] = is_cut(i) ? x[i] : multiply_add(gates[i], i < lag ? from[i] : to[i - lag], x[i]);
   }
@@ -250,14 +250,14 @@ struct LaggedScan {
     for (int64_t c = 0; c < lag; ++c) carries[c] = y[count - lag + c];
   }
 
-  void write(T* result, const Strides& strides, const Tile& tile, int64_t count) {
+  DCS_SHARED void write(T* result, const Strides& strides, const Tile& tile, int64_t count) {
     T* to = target(problem, groups, result, strides, tile, room);
     narrow(to, y, count, problem.reverse);
     if (to == room) scatter(problem, groups, result, strides, tile, room);
   }
 
   // y becomes output * saved[next step]; `ends`: the rows' last step is here.
-  void gradients(const Tile& tile, int64_t count, bool ends) {
+  DCS_SHARED void gradients(const Tile& tile, int64_t count, bool ends) {
     const T* saved = static_cast<const T*>(problem.saved);
     widen(next, gathered(problem, groups, saved, problem.saved_strides, tile, room), count, problem.reverse);
     if (ends) {
@@ -293,7 +293,7 @@ struct LaggedScan {
   }
 
   // Groups [begin, end) of short rows, several a tile.
-  void short_rows(int64_t begin, int64_t end) {
+  DCS_SHARED void short_rows(int64_t begin, int64_t end) {
     const int64_t most = kTile / groups.size;
     const bool keeps = problem.gamma_kind == GammaKind::kNumber && problem.reset == nullptr && starts_empty;
     begins = true;
@@ -338,7 +338,7 @@ struct LaggedScan {
   }
 
   // The gates and flags of the step before `first`.
-  void hold_before(int64_t group, int64_t first) {
+  DCS_SHARED void hold_before(int64_t group, int64_t first) {
     const Tile before{group, 1, problem.reverse ? problem.length - first : first - 1, 1};
     stage_gates(before, lag);
     if (problem.reset != nullptr)

@@ -34,7 +34,7 @@ struct Lane {
 
 // The lane of `row` that begins at `step`.
 template <typename T, typename Gate, bool kStep>
-DCS_INLINE Lane<T, Gate> make_lane(
+DCS_SHARED Lane<T, Gate> make_lane(
     const ScanProblem& problem, int64_t outer, int64_t inner, int64_t step, int64_t count) {
   using Sum = typename Element<T>::Sum;
   const int64_t gate_step = problem.shifted ? step - 1 : step;
@@ -63,7 +63,7 @@ DCS_INLINE Lane<T, Gate> make_lane(
 }
 
 template <typename T, typename Gate, bool kStep, bool kReset, bool kBackward, int W>
-void run_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, int64_t count) {
+DCS_SHARED void run_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, int64_t count) {
   using Sum = typename Element<T>::Sum;
   const Steps steps = steps_of(problem);
   const bool conjugate = problem.conjugate_gamma;
@@ -94,8 +94,9 @@ void run_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, int64_t count) 
     }
   };
   advance(0, true, count == 1);
-  for (int64_t k = 1; k < count - 1; ++k) advance(k, false, false);
-  if (count > 1) advance(count - 1, false, true);
+  const int64_t ends = kBackward && count > 1 ? count - 1 : count;  // the last step is apart in the backward alone
+  for (int64_t k = 1; k < ends; ++k) advance(k, false, false);
+  if (ends < count) advance(ends, false, true);
   for (int w = 0; w < W; ++w) {
     lanes[w].carry = lane[w].carry;
     lanes[w].sum = lane[w].sum;
@@ -138,7 +139,8 @@ void lane_rows(const ScanProblem& problem, int64_t begin, int64_t end) {
 
 // Chunks [begin, end) of a row, with their carries.
 template <typename T, typename Gate, bool kStep>
-void lane_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
+DCS_SHARED void lane_chunks(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
   using Sum = typename Element<T>::Sum;
   constexpr int kMost = kChunksAbreast<T, kStep>;
   const int64_t steps = chunk_steps(problem);
@@ -161,7 +163,8 @@ void lane_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64
 // Over whole chunks: the values that they end in, from carries (`carry` in, `sum` out), and the products of their
 // gates.
 template <typename T, typename Gate, bool kStep, bool kReset, int W>
-void fold_lanes(const ScanProblem& problem, Lane<T, Gate>* lanes, Gate* products, bool* cuts, int64_t count) {
+DCS_SHARED void fold_lanes(
+    const ScanProblem& problem, Lane<T, Gate>* lanes, Gate* products, bool* cuts, int64_t count) {
   using Sum = typename Element<T>::Sum;
   const Steps steps = steps_of(problem);
   const bool conjugate = problem.conjugate_gamma;
@@ -207,7 +210,8 @@ void fold_lanes_any(const ScanProblem& problem, Lane<T, Gate>* lanes, Gate* prod
 
 // Sums and products of chunks [begin, end), from a carry of 0 (chunk 0: from `initial`).
 template <typename T, typename Gate, bool kStep>
-void fold_chunks(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
+DCS_SHARED void fold_chunks(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t begin, int64_t end, Chunk* chunks) {
   constexpr int kMost = kChunksAbreast<T, kStep>;
   const int64_t steps = chunk_steps(problem);
   Lane<T, Gate> lanes[kMost];

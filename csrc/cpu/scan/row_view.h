@@ -128,7 +128,7 @@ DCS_INLINE void read_values(const From* from, int64_t stride, int64_t count, dou
 
 // What `count` columns from `inner` on read.
 template <typename T>
-inline void read_initials(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* values) {
+DCS_SHARED void read_initials(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* values) {
   if (problem.initial == nullptr) {
     for (int64_t j = 0; j < count; ++j) values[j] = 0;
     return;
@@ -138,7 +138,8 @@ inline void read_initials(const ScanProblem& problem, int64_t outer, int64_t inn
   for (int64_t j = 0; j < count; ++j) values[j] = Element<T>::load(initial[j * stride]);
 }
 
-inline void read_gates(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* gates) {
+DCS_SHARED inline void read_gates(
+    const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, double* gates) {
   const int64_t stride = problem.gamma_strides.inner, offset = problem.gamma_strides.at(outer, inner);
   const auto read = [&](auto* gamma) {
     using From = typename Plain<decltype(gamma)>::type;

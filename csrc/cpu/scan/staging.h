@@ -45,7 +45,7 @@ DCS_INLINE void for_each_run(
 
 // The tile's elements of an operand side by side, in memory's order: in place if they are, else in `room`.
 template <typename T>
-const T* gathered(const ScanProblem& problem, const Groups& groups, const T* operand, const Strides& strides,
+DCS_SHARED const T* gathered(const ScanProblem& problem, const Groups& groups, const T* operand, const Strides& strides,
     const Tile& tile, T* room) {
   const int64_t all = tile.groups * tile.steps * groups.lag;
   const T* found = room;
@@ -62,7 +62,7 @@ const T* gathered(const ScanProblem& problem, const Groups& groups, const T* ope
 
 // Where to write the tile's elements in memory's order: in place, or into `room`; `scatter` does the rest.
 template <typename T>
-T* target(
+DCS_SHARED T* target(
     const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Tile& tile, T* room) {
   const int64_t all = tile.groups * tile.steps * groups.lag;
   T* found = room;
@@ -74,8 +74,8 @@ T* target(
 }
 
 template <typename T>
-void scatter(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides, const Tile& tile,
-    const T* room) {
+DCS_SHARED void scatter(const ScanProblem& problem, const Groups& groups, T* result, const Strides& strides,
+    const Tile& tile, const T* room) {
   for_each_run(problem, groups, strides, tile,
       [&](int64_t offset, int64_t index, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
         for (int64_t i = 0; i < count; ++i) result[offset + i * stride] = room[index + i * apart];
@@ -83,7 +83,7 @@ void scatter(const ScanProblem& problem, const Groups& groups, T* result, const 
 }
 
 template <typename T>
-DCS_INLINE void widen(double* to, const T* from, int64_t count, bool reverse) {
+DCS_SHARED void widen(double* to, const T* from, int64_t count, bool reverse) {
   int64_t i = 0;
   if (reverse) {
     for (; i + kWidth <= count; i += kWidth) store(to + i, reversed(load(from + (count - i - kWidth))));
@@ -95,7 +95,7 @@ DCS_INLINE void widen(double* to, const T* from, int64_t count, bool reverse) {
 }
 
 template <typename T>
-DCS_INLINE void narrow(T* to, const double* from, int64_t count, bool reverse) {
+DCS_SHARED void narrow(T* to, const double* from, int64_t count, bool reverse) {
   int64_t i = 0;
   if (reverse) {
     for (; i + kWidth <= count; i += kWidth) store(to + (count - i - kWidth), reversed(load(from + i)));
@@ -106,7 +106,7 @@ DCS_INLINE void narrow(T* to, const double* from, int64_t count, bool reverse) {
   for (; i < count; ++i) to[i] = Element<T>::store(from[i]);
 }
 
-DCS_INLINE void copy_flags(bool* to, const bool* from, int64_t count, bool reverse) {
+DCS_SHARED void copy_flags(bool* to, const bool* from, int64_t count, bool reverse) {
   if (!reverse) {
     for (int64_t i = 0; i < count; ++i) to[i] = from[i];
     return;
@@ -115,7 +115,7 @@ DCS_INLINE void copy_flags(bool* to, const bool* from, int64_t count, bool rever
 }
 
 // Zeros where a flag is set; most are not.
-DCS_INLINE void zero_where(double* values, const bool* flags, int64_t count) {
+DCS_SHARED void zero_where(double* values, const bool* flags, int64_t count) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
     uint64_t eight;
