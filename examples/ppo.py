@@ -103,29 +103,32 @@ class Networks(nn.Module):
 
 
 class Learner:
-    """The networks' parameters, Adam's moments, and the step that moves them."""
+    """The networks' parameters as one vector, Adam's moments of it, and the step that moves it."""
 
     def __init__(self, networks: Networks, *, compiled: bool) -> None:
         self.networks = networks.requires_grad_(False)
-        self.parameters = dict(networks.named_parameters())
-        self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        self.second = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.shapes = {name: p.shape for name, p in networks.named_parameters()}
+        self.vector = nn.utils.parameters_to_vector(networks.parameters())
+        for parameter, view in zip(networks.parameters(), self.split(self.vector).values(), strict=True):
+            parameter.data = view  # the policy that acts is the one that learns
+        self.first, self.second = torch.zeros_like(self.vector), torch.zeros_like(self.vector)
         self.steps = torch.zeros(())
         self.step = torch.compile(self._step, fullgraph=True, dynamic=False) if compiled else self._step
 
-    def _step(self, rollout: Rollout, learning_rate: Tensor, entropy_weight: Tensor) -> Tensor:
-        def loss_of(parameters: dict[str, Tensor]) -> Tensor:
-            return torch.func.functional_call(self.networks, parameters, (rollout, entropy_weight))
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        parts = vector.split([shape.numel() for shape in self.shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-        gradients, loss = torch.func.grad_and_value(loss_of)(self.parameters)
-        norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
-        scale = (0.5 / (norm + 1e-6)).clamp(max=1.0)
+    def _step(self, rollout: Rollout, learning_rate: Tensor, entropy_weight: Tensor) -> Tensor:
+        def loss_of(vector: Tensor) -> Tensor:
+            return torch.func.functional_call(self.networks, self.split(vector), (rollout, entropy_weight))
+
+        gradient, loss = torch.func.grad_and_value(loss_of)(self.vector)
+        gradient = gradient * (0.5 / (gradient.square().sum().sqrt() + 1e-6)).clamp(max=1.0)
         self.steps.add_(1.0)
-        for name, parameter in self.parameters.items():
-            gradient = gradients[name] * scale
-            first = self.first[name].lerp_(gradient, 0.1) / (1 - 0.9**self.steps)
-            second = self.second[name].lerp_(gradient.square(), 0.001) / (1 - 0.999**self.steps)
-            parameter.sub_(learning_rate * first / (second.sqrt() + 1e-5))
+        first = self.first.lerp_(gradient, 0.1) / (1 - 0.9**self.steps)
+        second = self.second.lerp_(gradient.square(), 0.001) / (1 - 0.999**self.steps)
+        self.vector.sub_(learning_rate * first / (second.sqrt() + 1e-5))
         return loss
 
 
