@@ -274,7 +274,7 @@ def train_one(
 def train(
     *,
     seed: int = 0,
-    steps: int = 150,
+    steps: int = 100,
     vocabulary: int = 8192,
     rows: int = 8,
     length: int = 128,
@@ -379,7 +379,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="language_model", description="Train a small language model on the Python standard library, twice."
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=150, help="training steps of each run (default 150)")
+    parser.add_argument("--steps", type=int, default=100, help="training steps of each run (default 100)")
     parser.add_argument("--output", type=Path, default=Path("language_model.png"), help="the curves' PNG file")
     options = parser.parse_args(arguments)
     if options.steps < 1:
