@@ -40,7 +40,7 @@ _DEMO_PARTS = {
     "grpo": "grpo",
     "distil": "distil",
 }
-# Run by their names only. PPO solves CartPole within 131072 steps, REINFORCE falls short of that after 819200.
+# Run by their names only. PPO solves CartPole within 150000 steps, REINFORCE falls short of that after 819200.
 _DEMO_ALONE = ("reinforce", "grpo", "distil")
 
 
