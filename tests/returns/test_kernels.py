@@ -196,15 +196,11 @@ def columns_on(device: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("shape", "dim"),
     [
-        ((131, 2128), 0),
-        ((200, 4096), 0),
-        ((2, 140, 2112), 1),
-        ((9, 25_360), 0),
-        ((2, 12, 25_376), 1),
+        ((131, 2128), 0), ((200, 4096), 0), ((2, 140, 2112), 1), ((9, 25_360), 0), ((2, 12, 25_376), 1),
         ((40, 17_001), 0),
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.each_value
 def test_many_columns(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None:
