@@ -81,7 +81,7 @@ def gradients(loss: Callable[..., Tensor], operands: list[Tensor], compiled: boo
 
 
 # Beside another case of the same node.
-RARE = ("a number", "window, a row", "losses of rows", "linear_log_probs of ids")
+RARE = ("a number", "a gamma a row", "window, a row", "losses of rows", "linear_log_probs of ids")
 
 
 @pytest.mark.parametrize("name", [slow(name) if name in RARE else name for name in CASES])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -163,17 +163,16 @@ class Names(ast.NodeVisitor):
         self.visit(base)
 
 
-def private_names(source: str, own: set[str] | None = None) -> list[tuple[int, str]]:
+def private_names(source: str) -> list[tuple[int, str]]:
     tree = ast.parse(source)
-    return Names(tree, own_names([tree]) if own is None else own).found
+    return Names(tree, own_names([tree])).found
 
 
-def found_in_package() -> Iterator[tuple[str, int, str]]:
-    texts = sources()
-    own = own_names([ast.parse(text) for text in texts.values()])
-    for place, text in texts.items():
-        for line, name in private_names(text, own):
-            yield place, line, name
+@functools.cache
+def found_in_package() -> list[tuple[str, int, str]]:
+    trees = {place: ast.parse(text) for place, text in sources().items()}
+    own = own_names(list(trees.values()))
+    return [(place, line, name) for place, tree in trees.items() for line, name in Names(tree, own).found]
 
 
 def entries(place: str, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from distributed import loss_cases
 from distributed.loss_cases import Case
 from distributed.team import Team
+from support.selection import slow
 
 # float64: sums of tens of terms, and of as many in another order.
 BUDGET = 1e-13
@@ -163,13 +164,17 @@ def test_autocast(two: Team) -> None:
         assert torch.equal(gradient, expected_gradient)
 
 
-def test_compiled(two: Team) -> None:
-    """In full graphs, one opaque call each."""
-    cases: list[Case] = [
-        {"sizes": [4, 7], "bias": True, "options": {"return_lse": True}},
+@pytest.mark.parametrize(
+    "case",
+    [
         {"sizes": [4, 7], "sequence_parallel": True, "lead": (8,), "weights": True},
-    ]
-    check(two, [{**case, "compiler": "aot_eager"} for case in cases])
+        slow({"sizes": [4, 7], "bias": True, "options": {"return_lse": True}}),
+    ],
+    ids=["sequence parallel", "lse"],
+)
+def test_compiled(two: Team, case: Case) -> None:
+    """In full graphs, one opaque call each."""
+    check(two, [{**case, "compiler": "aot_eager"}])
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from distributed import scan_cases
 from distributed.loss_cases import Case
 from distributed.team import Team
+from support.selection import slow
 
 BUDGET = 1e-13  # float64: tens of steps, of gates around 1
 CASES: list[Case] = [
@@ -57,8 +58,9 @@ def test_float32(two: Team) -> None:
     check(two, [case], 100 * 2.0**-24)
 
 
-def test_compiled(two: Team) -> None:
-    check(two, [{"sizes": [3, 4], "gamma": gamma, "compiler": "aot_eager"} for gamma in ("number", "step")])
+@pytest.mark.parametrize("gamma", [slow("number"), "step"])
+def test_compiled(two: Team, gamma: str) -> None:
+    check(two, [{"sizes": [3, 4], "gamma": gamma, "compiler": "aot_eager"}])
 
 
 SPECIAL: list[Case] = [

@@ -333,8 +333,13 @@ def test_a_forward_wrapped_afterwards_stays() -> None:
     assert calls == [model, model]
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("LlamaForCausalLM", None), ("Gemma2ForCausalLM", None), ("LlamaForCausalLM", "aot_eager"),
+        slow("Gemma2ForCausalLM", "aot_eager"),
+    ],
+)  # fmt: skip
 def test_predictions_and_token_accuracy(name: str, backend: str | None) -> None:
     model = build(name).train()
     tokens = batch()

@@ -53,10 +53,9 @@ def compiled(function: Callable[..., Any], counts: list[int], dynamic: bool | No
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [
-        ("Llama", None),
         ("Gemma2", True),
         slow("Llama", True),
-        *(slow(name, None) for name in MODELS if name != "Llama"),
+        *(slow(name, None) for name in MODELS),
     ],
 )
 def test_a_function_that_returns_the_loss(device: str, name: str, dynamic: bool | None) -> None:

@@ -74,6 +74,7 @@ def is_aligned(matrix: Tensor) -> bool:
 @pytest.mark.parametrize("rows", [128, 512])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
 @pytest.mark.parametrize(("features", "classes"), SIZES[:-1], ids=str)
+@pytest.mark.each_pair
 def test_every_product_is_of_whole_words(
     device: str, features: int, classes: int, dtype: torch.dtype, rows: int, chunk: int, always: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,6 +100,7 @@ def test_every_product_is_of_whole_words(
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
 @pytest.mark.parametrize(("features", "classes"), SIZES, ids=str)
 @pytest.mark.parametrize("rows", [24, 120])
+@pytest.mark.each_pair
 def test_precision(
     device: str, rows: int, features: int, classes: int, dtype: torch.dtype, chunk: int, always: None
 ) -> None:

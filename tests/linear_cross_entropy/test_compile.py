@@ -172,6 +172,7 @@ LOSSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.each_value
 def test_a_gradient_penalty_is_refused_as_that_of_a_compiled_cross_entropy_is(
     device: str, name: str, frozen: bool
 ) -> None:

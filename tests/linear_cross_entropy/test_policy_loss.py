@@ -52,6 +52,7 @@ def check(problem: Problem, target: Tensor, args: tuple[Any, ...], **options: An
 
 @pytest.mark.parametrize("count", [None, 1, 2, 8, 64])
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.each_value
 def test_values_and_gradients(device: str, name: str, count: int | None) -> None:
     """Of operands and row arguments, several ids with equal ones among them."""
     problem = make(device=device)

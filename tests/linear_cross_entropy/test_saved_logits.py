@@ -44,6 +44,7 @@ def loss(x: Tensor, w: Tensor, b: Tensor, target: Tensor, **options: Any) -> Ten
 
 @pytest.mark.parametrize("count", [None, 3])
 @pytest.mark.parametrize("f", [log_probs, two_results, loss])
+@pytest.mark.each_value
 def test_three_products(
     device: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, f: Callable[..., Tensor], count: int | None
 ) -> None:

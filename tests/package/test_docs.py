@@ -118,4 +118,4 @@ def test_the_worked_example_works(tmp_path: Path) -> None:
     installed = [path for path in modules if path != tests]
     conftest = INSTALL.format(schema=schema.strip('+ ",'), name=name[1:], modules=installed, folder=str(tmp_path))
     (tmp_path / tests).with_name("conftest.py").write_text(conftest)
-    run_tests(str(tmp_path / tests))
+    run_tests(str(tmp_path / tests), "-p", "no:logging")  # which has torch.compile write all that it does

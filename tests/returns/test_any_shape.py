@@ -9,10 +9,11 @@ import torch
 
 from returns.test_kernels import OP, call, check
 from scan.oracle import REAL_DTYPES
+from support.subprocesses import rare
 
-SHAPES = [((2, 12_345), 1), ((1033, 7), 0), ((2, 1100, 70), 1), ((613, 517), 1), ((62, 33, 131), 1), ((9001, 31), 1)]
+SHAPES = [((2, 12_345), 1), ((1033, 7), 0), rare((2, 1100, 70), 1), ((613, 517), 1), rare((62, 33, 131), 1)]
 # Of columns that fill a GPU, and of few steps.
-SHAPES += [((23, 9002), 0), ((5, 7, 1201), 1)]
+SHAPES += [rare((9001, 31), 1), rare((23, 9002), 0), ((5, 7, 1201), 1)]
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)

@@ -66,6 +66,7 @@ def permuted(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("layout", "dim"), [("dense", 0), ("permuted", 1)])
 @pytest.mark.parametrize("form", ["gae, bootstrap value", "vtrace", "td_lambda", "n_step"])
+@pytest.mark.each_value
 def test_opcheck(device: str, form: str, layout: str, dim: int) -> None:
     call = changed(make(form, (4, 5), dim, torch.float32), lambda t: t.to(device))
     call = changed(call, permuted) if layout == "permuted" else call

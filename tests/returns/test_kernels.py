@@ -15,7 +15,7 @@ from torch_dcs_ops.reference import scan as reference_scan
 
 from scan.oracle import HALF, LAYOUTS, REAL_DTYPES
 from support.cuda_graphs import captured
-from support.selection import slow
+from support.selection import for_gpus, slow
 from support.subprocesses import run_tests, run_with_instruction_set
 
 OP = torch.ops.dcs._temporal_difference_scan.default
@@ -183,6 +183,7 @@ def test_large(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None
 @pytest.mark.parametrize(
     ("dtype", "flags"), [(torch.float32, "none"), (torch.float64, "none"), (torch.bfloat16, "bool")]
 )
+@for_gpus
 def test_a_block_a_row_at_the_limit_of_static_shared_memory(device: str, dtype: torch.dtype, flags: str) -> None:
     check(call((3, 5000), 1, dtype, device, kind="returns", flags=flags))
 
@@ -195,16 +196,13 @@ def columns_on(device: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("shape", "dim"),
     [
-        ((131, 2128), 0),
-        ((200, 4096), 0),
-        ((2, 140, 2112), 1),
-        ((9, 25_360), 0),
-        ((2, 12, 25_376), 1),
+        ((131, 2128), 0), ((200, 4096), 0), ((2, 140, 2112), 1), ((9, 25_360), 0), ((2, 12, 25_376), 1),
         ((40, 17_001), 0),
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.each_value
 def test_many_columns(device: str, kind: str, shape: tuple[int, ...], dim: int) -> None:
     """On a GPU: a block's warps in turn, or a warp alone, on columns in whole words or not, the last ones in part."""
     shape = columns_on(device, shape)
@@ -225,6 +223,7 @@ def test_few_steps_with_powers_of_any_size(device: str, kind: str, gamma: float)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.each_value
+@for_gpus
 def test_few_columns_of_whole_steps(device: str, kind: str, dtype: torch.dtype) -> None:
     """On a GPU: one kind of end, whole warps and blocks, the public functions' outputs; and what just misses it."""
     for shape in ((16, 8), (112, 2104), (128, 256), (240, 40), (256, 24), (128, 255), (120, 256), (256, 2112)):
@@ -239,6 +238,7 @@ def test_few_columns_of_whole_steps(device: str, kind: str, dtype: torch.dtype) 
             check(c._replace(bootstrap_value=None))
 
 
+@for_gpus
 def test_few_columns_with_ratios_of_any_size(device: str) -> None:
     """Products of ratios that float holds, and that it does not, with carries that are large enough to show it."""
     for shape in ((128, 256), (250, 41)):

@@ -173,7 +173,7 @@ def test_gradients_of_what_does_not_count_are_0(device: str, name: str) -> None:
             assert not leaf[~x["mask"]].any()
 
 
-@pytest.mark.parametrize("name", [slow("discounted"), "gae", "td_lambda"])
+@pytest.mark.parametrize("name", [slow("discounted"), "gae", slow("td_lambda")])
 def test_compiled(device: str, name: str, fresh_compiler: None) -> None:
     x = rollout(device)
     compiled = torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")

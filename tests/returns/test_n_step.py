@@ -21,6 +21,7 @@ from torch_dcs_ops.reference.returns import NStepCall
 
 from returns.test_kernels import Call, budgets, call, wide
 from scan.oracle import LAYOUTS, REAL_DTYPES
+from support.selection import slow
 from support.subprocesses import rare, run_tests
 
 OP = torch.ops.dcs._n_step_returns.default
@@ -146,19 +147,22 @@ def test_values_beyond_an_end_are_not_read(device: str) -> None:
         assert torch.equal(OP(*arguments(c, n)), OP(*arguments(spoilt, n)))
 
 
-def test_opcheck(device: str) -> None:
-    for dim, layout in enumerate(("contiguous", "permuted")):
-        change = LAYOUTS[layout]
-        x, v, rate = (change(torch.rand(4, 5, device=device)).detach().requires_grad_() for _ in range(3))
-        row = torch.rand(5 - dim, device=device, requires_grad=True)
-        done = change(torch.rand(4, 5, device=device) < 0.3)
-        for tensors in (
-            (x, v, None, row, done, None, row, 1.0, rate, 1.0),
-            (x.detach(), None, v.detach(), None, done, done, None, 0.9, None, 0.8),
-            (x.detach(), None, None, None, None, None, None, 0.9, None, 1.0),
-        ):
-            result = opcheck(OP, (*tensors, dim, 3))
-            assert set(result.values()) == {"SUCCESS"}, result
+@pytest.mark.parametrize(("dim", "layout"), [slow(0, "contiguous"), (1, "permuted")])
+def test_opcheck(device: str, dim: int, layout: str) -> None:
+    change = LAYOUTS[layout]
+    x, v, rate = (change(torch.rand(4, 5, device=device)).detach().requires_grad_() for _ in range(3))
+    row = torch.rand(5 - dim, device=device, requires_grad=True)
+    done = change(torch.rand(4, 5, device=device) < 0.3)
+    for tensors in (
+        (x, v, None, row, done, None, row, 1.0, rate, 1.0),
+        (x.detach(), None, v.detach(), None, done, done, None, 0.9, None, 0.8),
+        (x.detach(), None, None, None, None, None, None, 0.9, None, 1.0),
+    ):
+        result = opcheck(OP, (*tensors, dim, 3))
+        assert set(result.values()) == {"SUCCESS"}, result
+
+
+def test_opcheck_of_degenerate_shapes(device: str) -> None:
     for shape in ((0,), (1,), (0, 3), (3, 0)):
         x = torch.randn(shape, device=device, requires_grad=True)
         result = opcheck(OP, (x, None, x.detach(), None, None, None, None, 0.9, None, 1.0, 0, 2))

@@ -108,6 +108,7 @@ def expected_of_planted(name: str) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("time_dim", [0, 1])
 @pytest.mark.parametrize("flags", ["bool", "float"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.each_pair
 def test_every_pattern_of_ends(device: str, name: str, flags: str, time_dim: int) -> None:
     function, convention, _ = CASES[name]
     keywords = arguments(planted(), convention, device, time_dim=time_dim)
@@ -120,6 +121,7 @@ def test_every_pattern_of_ends(device: str, name: str, flags: str, time_dim: int
 @pytest.mark.parametrize("rates", ["number", "row", "step"])
 @pytest.mark.parametrize("shape", [(7,), (4, 3), (9, 2, 3), (1, 4), (33, 20)], ids=str)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.each_pair
 def test_shapes_and_discounts(device: str, name: str, shape: tuple[int, ...], rates: str) -> None:
     function, convention, reference = CASES[name]
     batch = make_batch(shape, rates=rates, seed=len(shape))

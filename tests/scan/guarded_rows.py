@@ -1,10 +1,14 @@
-"""Scans of operands beside memory that must not be touched: a program of its own, for it would crash."""
+"""Scans of operands beside memory that must not be touched: a program of its own, for it would crash.
+
+python tests/scan/guarded_rows.py [every]
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import mmap
+import sys
 
 import torch
 from torch import Tensor
@@ -13,6 +17,8 @@ import torch_dcs_ops  # noqa: F401  (loads the library)
 
 PAGE = mmap.PAGESIZE
 LENGTHS = (1, 2, 3, 5, 7, 9, 17, 33, 65, 130, 700)
+# Less than a vector, whole ones and what is left, less and more than a tile; blocks of rows, whole and in part.
+SOME_LENGTHS, ROWS, SOME_ROWS = (1, 3, 9, 33, 130, 700), (1, 5, 8, 13, 70), (1, 13, 70)
 libc = ctypes.CDLL(None, use_errno=True)
 kept: list[mmap.mmap] = []
 
@@ -37,9 +43,9 @@ def rows_of(rows: int, length: int, padding: int, dtype: torch.dtype, at_end: bo
     return guarded(wide, at_end).as_strided((rows, length), (length + padding, 1))
 
 
-def main() -> None:
+def main(every: bool) -> None:
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    for dtype, rows, length in itertools.product(dtypes, (1, 5, 8, 13, 70), LENGTHS):
+    for dtype, rows, length in itertools.product(dtypes, *((ROWS, LENGTHS) if every else (SOME_ROWS, SOME_LENGTHS))):
         wide = torch.promote_types(dtype, torch.float32)
         for at_end, padding, reverse in itertools.product((False, True), (0, 3), (False, True)):
             x = rows_of(rows, length, padding, dtype, at_end)
@@ -56,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] == ["every"])

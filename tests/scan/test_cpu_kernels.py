@@ -44,16 +44,9 @@ class Case:
 
     def run(self) -> Tensor:
         return torch.ops.dcs._scan.default(
-            self.input,
-            self.gamma,
-            self.gamma_value,
-            self.dim,
-            self.reverse,
-            self.shifted,
-            self.initial,
-            self.reset,
+            self.input, self.gamma, self.gamma_value, self.dim, self.reverse, self.shifted, self.initial, self.reset,
             self.window,
-        )
+        )  # fmt: skip
 
     def run_backward(self, grad: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ops.dcs._scan_gradients.default(
@@ -175,6 +168,7 @@ def cases(shape: tuple[int, ...], dim: int, dtype: torch.dtype, kind: str) -> It
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "dim"), [((5, 19), 1), ((9, 7), 0), ((2, 9, 3), 1)], ids=str)
+@pytest.mark.each_pair
 def test_paths_match_float64(shape: tuple[int, ...], dim: int, dtype: torch.dtype, kind: str) -> None:
     for case in cases(shape, dim, dtype, kind):
         assert_matches_oracle(case)
@@ -204,6 +198,7 @@ def test_layouts_match_float64(layout: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["number", "row", "step"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
 @pytest.mark.parametrize(("rows", "length"), [(1, 9 * CHUNK + 5), (3, 3 * CHUNK)])
+@pytest.mark.each_pair
 def test_chunks_match_float64(rows: int, length: int, dtype: torch.dtype, kind: str) -> None:
     x = make((rows, length), dtype)
     gamma = None if kind == "number" else make_gamma(kind, (rows, length), 1, dtype, "cpu")
@@ -217,6 +212,7 @@ def test_chunks_match_float64(rows: int, length: int, dtype: torch.dtype, kind: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "dim"), [((5, 19), 1), ((9, 7), 0), ((2, 9, 3), 1), ((1, 9 * CHUNK), 1)], ids=str)
+@pytest.mark.each_pair
 def test_backward_matches_float64(shape: tuple[int, ...], dim: int, dtype: torch.dtype, kind: str) -> None:
     if shape[-1] > CHUNK and (dtype not in (torch.float32, torch.complex64) or kind not in ("number", "row", "step")):
         pytest.skip("the long row is tested in two dtypes")

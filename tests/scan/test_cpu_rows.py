@@ -22,6 +22,7 @@ from torch_dcs_ops import _native
 
 from scan.oracle import REAL_DTYPES
 from scan.test_cpu_kernels import Case, assert_close, oracle
+from support.selection import slow
 from support.subprocesses import environment
 
 pytestmark = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the compiled CPU library is not loaded")
@@ -185,8 +186,9 @@ def test_few_long_rows_with_a_gate_for_every_step_match_columns(dtype: torch.dty
         assert_close(actual, expected[:, :2].T, total[:, :2].T, dtype, length)
 
 
-def test_nothing_beyond_the_operands_is_touched() -> None:
+@pytest.mark.parametrize("sizes", ["some", slow("every")])
+def test_nothing_beyond_the_operands_is_touched(sizes: str) -> None:
     script = Path(__file__).with_name("guarded_rows.py")
-    command = [sys.executable, str(script)]
+    command = [sys.executable, str(script), sizes]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "untouched", (done.returncode, done.stderr[-2000:])

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch_dcs_ops import cumsum, discounted_cumsum
 
 from scan.oracle import differentiable_oracle, make, make_gamma, make_reset
+from support.selection import slow
 
 SHAPE, BATCH = (3, 5), 4
 ARGNUMS = (0, 1, 2)
@@ -89,19 +90,29 @@ TRANSFORMS: dict[str, Callable[[Function, Any], Any]] = {
     "jacrev": lambda f, a: func.jacrev(f, ARGNUMS)(*a),
     "hessian": lambda f, a: func.hessian(loss(f), ARGNUMS)(*a),
     "jacrev of jacfwd": lambda f, a: func.jacrev(func.jacfwd(loss(f), ARGNUMS), ARGNUMS)(*a),
-    "linearize": lambda f, a: func.linearize(f, *a)[1](*tangents_for(a)),
     "dual numbers": dual,
     "autograd over dual numbers": reverse_over_dual,
     "autograd over func.grad": autograd_over_grad,
 }
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("function", [public, raw, private])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.each_pair
 def test_derivatives(device: str, window: int | None, function: Any, name: str) -> None:
+    check(device, TRANSFORMS[name], window, function)
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+@pytest.mark.parametrize("function", [public, slow(raw), slow(private)])
+@pytest.mark.parametrize("window", [None, slow(3)])
+def test_linearize(device: str, window: int | None, function: Any) -> None:
+    """It traces the function: as long as ten others."""
+    check(device, lambda f, a: func.linearize(f, *a)[1](*tangents_for(a)), window, function)
+
+
+def check(device: str, transform: Callable[[Function, Any], Any], window: int | None, function: Any) -> None:
     for kind in ("row", "step"):
         args = (
             make(SHAPE, torch.float64, device),
@@ -109,7 +120,7 @@ def test_derivatives(device: str, window: int | None, function: Any, name: str) 
             make(SHAPE[:1], torch.float64, device, seed=3),
         )
         results = [
-            TRANSFORMS[name](lambda *a, f=f: f(*a, window=window), args)  # type: ignore[misc]
+            transform(lambda *a, f=f: f(*a, window=window), args)  # type: ignore[misc]
             for f in (function, expected)
         ]
         torch.testing.assert_close(results[0], results[1])

@@ -34,11 +34,11 @@ def scan(reset: Tensor | None = None, window: int | None = None, direction: str 
     return call
 
 
-TABLE = list(itertools.product(("number", "scalar", "row", "row1", "step", "time"), (False, True), (None, 1, 3, 9)))
-
-
-@pytest.mark.parametrize(("kind", "with_reset", "window"), TABLE)
+@pytest.mark.parametrize("kind", ["number", "scalar", "row", "row1", "step", "time"])
+@pytest.mark.parametrize("with_reset", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 9])
 @pytest.mark.parametrize("direction", ["right", "left"])
+@pytest.mark.each_pair
 def test_gradcheck(device: str, kind: str, with_reset: bool, window: int | None, direction: str) -> None:
     reset = make_reset(SHAPE, device) if with_reset else None
     inputs = leaves(kind, torch.float64, device)

@@ -63,12 +63,12 @@ def test_layouts(device: str, dim: int, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["permuted", slow("expanded")])
-def test_windows(device: str, layout: str) -> None:
+@pytest.mark.parametrize("kind", [slow("row"), "step"])
+def test_windows(device: str, kind: str, layout: str) -> None:
     shape = (3, 6)
     x = grad(LAYOUTS[layout](make(shape, torch.float32, device)))
-    for kind in ("row", "step"):
-        gamma = grad(make_gamma(kind, shape, 1, torch.float32, device))
-        check(TENSOR, (x, gamma), {"window": 3, "initial": grad(make((3,), torch.float32, device))})
+    gamma = grad(make_gamma(kind, shape, 1, torch.float32, device))
+    check(TENSOR, (x, gamma), {"window": 3, "initial": grad(make((3,), torch.float32, device))})
     check(NUMBER, (x, 0.9), {"window": 100, "direction": "left"})
 
 
@@ -98,18 +98,17 @@ def test_cumsum(device: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [slow(name) if name == "permuted" else name for name in LAYOUTS])
-def test_private_ops(device: str, layout: str) -> None:
+@pytest.mark.parametrize(("kind", "wide"), [slow("row", torch.float64), ("step", torch.float32)])
+def test_private_ops(device: str, kind: str, wide: torch.dtype, layout: str) -> None:
     shape, change = (3, 4, 5), LAYOUTS[layout]
     x, reset = grad(change(make(shape, torch.float32, device))), change(make_reset(shape, device))
     output, utilities = grad(change(make(shape, torch.float32, device, seed=8))), utilities_for(layout)
-    for kind in ("row", "step"):
-        gamma = grad(change(make_gamma(kind, shape, 1, torch.float32, device)))
-        initial = grad(change(make((3, 5), torch.float32, device)))
-        check(SCAN, (x, gamma, 1.0, 1, True, True, None, reset, None), None, utilities)
-        check(SCAN, (x, gamma, 1.0, 1, False, False, initial, reset, 2), None, utilities)
-        check(SCAN_GRADIENTS, (x, output, gamma, 1.0, 1, True, initial, reset), None, utilities)
+    gamma = grad(change(make_gamma(kind, shape, 1, torch.float32, device)))
+    initial = grad(change(make((3, 5), torch.float32, device)))
+    check(SCAN, (x, gamma, 1.0, 1, True, True, None, reset, None), None, utilities)
+    check(SCAN, (x, gamma, 1.0, 1, False, False, initial, reset, 2), None, utilities)
+    check(SCAN_GRADIENTS, (x, output, gamma, 1.0, 1, True, initial, reset), None, utilities)
     check(SCAN_GRADIENTS, (x, output, None, 0.9, 1, False, None, None), None, utilities)
     half = x.detach().bfloat16()
-    for kind, dtype in (("step", torch.float32), ("row", torch.float64)):
-        gamma = make_gamma(kind, shape, 1, dtype, device)
-        check(SCAN_GRADIENTS, (half, half + 1, gamma, 1.0, 1, True, None, None), None, utilities)
+    gamma = make_gamma(kind, shape, 1, wide, device)
+    check(SCAN_GRADIENTS, (half, half + 1, gamma, 1.0, 1, True, None, None), None, utilities)

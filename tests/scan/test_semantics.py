@@ -37,6 +37,7 @@ COMBINATIONS = ["".join(c) for n in range(4) for c in itertools.combinations("ir
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("names", COMBINATIONS)
 @pytest.mark.parametrize("kind", GAMMA_KINDS)
+@pytest.mark.each_pair
 def test_every_combination_of_options(device: str, kind: str, names: str, direction: str) -> None:
     shape, dim = (3, 17, 2), 1
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):

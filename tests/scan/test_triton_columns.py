@@ -26,6 +26,7 @@ from compile.generated_code import (
     lowering_test,
 )
 from scan.oracle import HALF, assert_is_scan, make, make_gamma, make_reset
+from support.subprocesses import rare
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.each_value
@@ -67,7 +68,7 @@ def test_gammas(kernels: Kernels, kind: str, direction: str, length: int) -> Non
 
 
 @lowering_test
-@pytest.mark.parametrize("gamma", [1.0, 0.0, -0.75, 0.999])
+@pytest.mark.parametrize("gamma", [rare(1.0), rare(0.0), -0.75, 0.999])
 def test_numbers(kernels: Kernels, gamma: float) -> None:
     check_scan(kernels, make((128, COLUMNS), torch.float32, DEVICE), gamma)
 
@@ -215,7 +216,7 @@ def test_gradients_of_returns(kernels: Kernels) -> None:
 
 
 @lowering_test
-@pytest.mark.parametrize("gamma", ["two numbers", "row", "above 1"])
+@pytest.mark.parametrize("gamma", [rare("two numbers"), "row", "above 1"])
 def test_what_is_not_one_of_columns(kernels: Kernels, gamma: str) -> None:
     """Two discounts in one kernel, one per row, one whose powers may overflow: other kernels, the same results."""
     x = make((203, COLUMNS), torch.float32, DEVICE)
@@ -233,7 +234,9 @@ def test_what_is_not_one_of_columns(kernels: Kernels, gamma: str) -> None:
 
 @lowering_test
 @pytest.mark.parametrize("gamma", ["number", pytest.param("step", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("companion", [torch.cumsum, torch.cumprod, torch.argmax, torch.sum], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "companion", [torch.cumsum, rare(torch.cumprod), rare(torch.argmax), torch.sum], ids=lambda f: f.__name__
+)
 def test_beside_others(kernels: Kernels, companion: Any, gamma: str) -> None:
     """Scans of others are not in one kernel with whole columns, reductions may be."""
     x = make((100, COLUMNS), torch.float32, DEVICE).clamp(-1.2, 1.2)
@@ -266,7 +269,7 @@ def test_many_steps_or_many_columns_are_not_whole(
 
 
 @lowering_test
-@pytest.mark.parametrize(("others", "columns"), [(0, "one operand"), (3, "few operands"), (4, "many operands")])
+@pytest.mark.parametrize(("others", "columns"), [(0, "one operand"), rare(3, "few operands"), (4, "many operands")])
 def test_operands_decide_what_a_thread_takes(kernels: Kernels, others: int, columns: str) -> None:
     """How the kernel is written and what it is launched with are for the same number of operands."""
     from torch_dcs_ops.compile.inductor import heuristics

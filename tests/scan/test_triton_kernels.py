@@ -230,7 +230,7 @@ def strided_views() -> Iterator[Tensor]:
 
 
 @kernel_test
-@pytest.mark.parametrize("view", range(7))
+@pytest.mark.parametrize("view", [0, rare(1), 2, 3, rare(4), 5, rare(6)])
 @pytest.mark.parametrize("gates", ["scalar", "row", "step"])
 def test_strides(launchers: ModuleType, monkeypatch: pytest.MonkeyPatch, view: int, gates: str) -> None:
     if INTERPRETED:  # the tilings of the larger views
@@ -289,7 +289,7 @@ def every_gate(value: float, shape: tuple[int, int]) -> Iterator[Tensor | None]:
 
 
 @kernel_test
-@pytest.mark.parametrize("length", [300, 9000])
+@pytest.mark.parametrize("length", [300, rare(9000)])
 def test_nan_and_inf_are_not_lost(launchers: ModuleType, length: int) -> None:
     x = torch.randn(1, length, device=DEVICE)
     x[0, 40], x[0, 90] = float("inf"), float("nan")
@@ -334,7 +334,7 @@ def test_gamma_zero_multiplies(launchers: ModuleType) -> None:
 
 @kernel_test
 @pytest.mark.usefixtures("long")
-@pytest.mark.parametrize("shape", [(1, 10000), rare((10000, 1)), (10000, 16)])
+@pytest.mark.parametrize("shape", [(1, 10000), rare((10000, 1)), rare((10000, 16))])
 def test_gamma_is_not_rounded_to_float32(launchers: ModuleType, shape: tuple[int, int]) -> None:
     # The published algorithm is off by 1.3e-2 here, by 1.0e-2 after the 3000 steps that the interpreter has time for.
     if INTERPRETED:

@@ -20,6 +20,11 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def for_gpus(test: Any) -> Any:
+    """A test of sizes at which a GPU changes what it does: `slow` where there is none."""
+    return test if torch.cuda.is_available() else pytest.mark.slow(test)
+
+
 def leave_combinations_out(items: Iterable[pytest.Item]) -> None:
     """Marks as slow what tests marked `each_value` or `each_pair` can do without; nothing that a GPU runs."""
     groups: dict[tuple[str, int], list[Any]] = defaultdict(list)

@@ -159,6 +159,7 @@ def check(run: Callable[[KlRows], Tensor], call: KlRows) -> None:
 @pytest.mark.parametrize("gradients", [(False, False), (True, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("columns", SIZES + LARGE_SIZES)
+@pytest.mark.each_pair
 def test_sizes(kernel: Any, columns: int, direction: str, gradients: tuple[bool, bool], dtype: torch.dtype) -> None:
     device, run = kernel
     if INTERPRETED and columns > 1000 and gradients in ((False, True), (False, False)):

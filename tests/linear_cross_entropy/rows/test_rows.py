@@ -111,6 +111,7 @@ def check(kernel: Kernel, logits: Tensor, target: Tensor, options: dict[str, Any
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [130] if INTERPRETED else [130, 2500])
+@pytest.mark.each_pair
 def test_options(kernel: Kernel, columns: int, kind: str, dtype: torch.dtype) -> None:
     if INTERPRETED and dtype == torch.bfloat16 and kind != "everything":
         pytest.skip("the same for Triton as float32")
