@@ -31,16 +31,21 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 #define cudaFuncSetAttribute(...) cudaSuccess
 #define cudaOccupancyMaxActiveClusters(...) cudaErrorNotSupported
 #define cudaGetLastError() cudaSuccess
-#define cudaStreamIsCapturing(stream, status) (*(status) = cudaStreamCaptureStatusNone, cudaSuccess)
+#define cudaStreamIsCapturing(stream, status) \
+  (*(status) = launch_seed % 3 ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive, cudaSuccess)
+#define cudaMemsetAsync(to, value, bytes, stream) memset(to, value, bytes)
 #include "common/runs.cuh"
 #include "softmax/launch.cuh"
 
 namespace dcs {
+uint64_t new_tag() {
+  static std::mt19937_64 random(1);
+  return random();
+}
 // A captured launch has a counter half of the time, else its words are cleared.
-uint64_t new_tag() { return 0x123456789abcdef0u + 4 * uint64_t{launch_seed}; }
-uint32_t* new_launch_counter(bool) {
+uint32_t* new_launch_counter(bool captured) {
   static uint32_t counter = 0;
-  return launch_seed % 2 ? &counter : nullptr;
+  return captured && launch_seed % 2 ? &counter : nullptr;
 }
 }  // namespace dcs
 
@@ -52,7 +57,7 @@ namespace {
 struct Case {
   int64_t outer, length, inner;
   bool backward, in_place, special;
-  int multiprocessors, cluster;
+  int multiprocessors, cluster, shared;  // `shared`: KB of a multiprocessor
   int64_t run, gap, offset;  // of the input, as Runs has them, and from a vector's begin; run 0: it needs no copy
 
   int64_t elements() const { return outer * length * inner; }
@@ -87,15 +92,14 @@ class Memory {
   std::vector<char> bytes_;
 };
 
+// Of all launches the same memory, with what those before left there.
 class Workspace final : public SoftmaxWorkspace {
  public:
   void* allocate(int64_t bytes) override {
-    bytes_.assign(static_cast<size_t>(bytes) + 16, '\xff');
-    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(bytes_.data()) + 15) / 16 * 16);
+    static std::vector<char> memory(1 << 24, '\xff');
+    if (bytes > (1 << 24) - 16) std::abort();
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 15) / 16 * 16);
   }
-
- private:
-  std::vector<char> bytes_;
 };
 
 template <typename T>
@@ -135,6 +139,7 @@ class Trial {
     problem.input = c.run > 0 ? to : input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
     Device device;
     device.multiprocessors = c.multiprocessors, device.cluster = c.cluster;
+    device.shared_per_multiprocessor = c.shared << 10;
     Workspace workspace;
     if (SoftmaxLaunch<T>(problem, device, workspace, nullptr).run() != cudaSuccess) return complain("launch", 0, 0, 0);
     if (!input.is_intact() || !saved.is_intact() || !output.is_intact()) return complain("beyond", 0, 0, 0);
@@ -199,7 +204,10 @@ void draw_runs(Case& c, std::mt19937& random) {
   c.offset = random() % 2 ? 0 : random() % 20;
 }
 
-int draw_multiprocessors(std::mt19937& random) { return random() % 3 ? 40 : 4; }
+int draw_multiprocessors(std::mt19937& random) {
+  constexpr int kCounts[] = {4, 9, 40};
+  return kCounts[random() % 3];
+}
 
 // Sizes whose product is about a number of elements, most of them in a slab; a half with one column.
 Case draw(std::mt19937& random) {
@@ -216,28 +224,39 @@ Case draw(std::mt19937& random) {
   c.special = random() % 3 == 0;
   c.multiprocessors = random() % 2 ? 1 : draw_multiprocessors(random);
   c.cluster = random() % 2 ? 1 : 8;
+  c.shared = 100;
   draw_runs(c, random);
   return c;
 }
 
-// Long lines of all kinds, which random ones are too seldom: (outer, length, inner). Of the last ones groups of blocks
-// take several, one after the other.
+// Long lines of all kinds, which random ones are too seldom: (outer, length, inner).
 constexpr int64_t kLong[][3] = {{1, 66001, 3}, {2, 40001, 1}, {1, 1100, 40}, {2, 300, 515}, {1, 600, 67}, {1, 1500, 36},
-    {3, 9000, 2}, {1, 2, 40008}, {5, 7, 1000}, {3, 8, 2056}, {2, 5, 10003}, {13, 1601, 7}, {14, 20001, 1}};
+    {3, 9000, 2}, {1, 2, 40008}, {5, 7, 1000}, {3, 8, 2056}, {2, 5, 10003}};
 constexpr int kLongCount = sizeof kLong / sizeof kLong[0];
 
 Case long_case(int index, std::mt19937& random) {
   Case c{kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0,
-      draw_multiprocessors(random), random() % 2 ? 1 : 8, 0, 0, 0};
+      draw_multiprocessors(random), random() % 2 ? 1 : 8, 100, 0, 0, 0};
   draw_runs(c, random);
   return c;
 }
+
+// Tiles of one column and of more that groups of blocks hold together, several of them one after the other.
+Case together_case(int index, std::mt19937& random) {
+  constexpr int64_t kTiles[][3] = {
+      {14, 33001, 1}, {3, 70001, 1}, {9, 33600, 1}, {13, 1601, 7}, {20, 9001, 2}, {1, 30001, 5}};
+  const auto& tile = kTiles[index % 6];
+  return {tile[0], tile[1], tile[2], random() % 2 == 0, random() % 2 == 0, random() % 2 == 0, random() % 2 ? 9 : 12, 1,
+      random() % 2 ? 100 : 200, 0, 0, 0};
+}
+constexpr int kTogetherCount = 36;
 
 }  // namespace
 
 int main(int count, char** arguments) {
   const auto draw_or_take = [](int i, std::mt19937& random) {
-    return i < kLongCount ? long_case(i, random) : draw(random);
+    if (i < kLongCount) return long_case(i, random);
+    return i < kLongCount + kTogetherCount ? together_case(i, random) : draw(random);
   };
   return trials::run_all(count, arguments, draw_or_take, [](const Case& c, auto type, std::mt19937& random) {
     return Trial<typename decltype(type)::type>(c, static_cast<unsigned>(random())).run();

@@ -102,7 +102,8 @@ def test_many_short_rows(columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(17, 262_145), (133, 131_073), (5, 500_001, 2), (1, 1_000_003, 3), (1, 100_001, 49)])
+@pytest.mark.parametrize("shape", [(17, 262_145), (133, 131_073), (5, 500_001, 2), (1, 1_000_003, 3), (1, 100_001, 49),
+                                   (60, 20_000, 31), (40, 9000, 63)])  # fmt: skip
 def test_long_lines_that_fill_the_device_badly(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """One row more than clusters that run at a time; few columns of many steps."""
     check(torch.randn(shape, device="cuda").to(dtype), 1)
@@ -295,7 +296,8 @@ def test_side_stream() -> None:
     assert torch.equal(output, expected)
 
 
-TOGETHER = (((17, 262_145), 1), ((1, 1_000_003), 1), ((40_000, 30), 0))  # of kernels whose blocks wait for each other
+# Of kernels whose blocks wait for each other, and of clusters of 16.
+TOGETHER = (((17, 262_145), 1), ((1, 1_000_003), 1), ((40_000, 30), 0), ((1, 60_000), 1), ((12, 40_000), 1))
 
 
 def test_a_green_context() -> None:

@@ -1,4 +1,4 @@
-// What tells the segments of one call from whatever memory held before (segment_words.cuh).
+// What tells the words that the blocks of one call publish (word.cuh) from whatever memory held before.
 #pragma once
 
 #include <cuda_runtime_api.h>

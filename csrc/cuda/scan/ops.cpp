@@ -71,22 +71,24 @@ struct Cuda {
     return dcs::partials(plan_scan(problem, limits_of(input.get_device_index())).plan);
   }
 
-  static void run(const ScanProblem& problem, const Tensor& input) {
+  static void run(const ScanProblem& given, const Tensor& input) {
     const int32_t device = input.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(device);
     const cudaStream_t stream = current_stream(device);
     const DeviceLimits limits = limits_of(device);
-    const KernelPlan plan = plan_scan(problem, limits).plan;
-    if (std::optional<ScanProblem> closed = without_gaps(problem, plan, limits)) {
-      const int64_t elements = problem.rows() * problem.length, bytes = input.element_size();
-      const Workspace copy(input, elements * bytes);
-      check(copy_runs({problem.input, copy.data(), elements, problem.inner, problem.input_strides.time - problem.inner,
+    KernelPlan plan = plan_scan(given, limits).plan;
+    ScanProblem problem = given;
+    Workspace copy;
+    if (std::optional<ScanProblem> closed = without_gaps(given, plan, limits)) {
+      const int64_t elements = given.rows() * given.length, bytes = bytes_of(given.dtype);
+      copy = Workspace(input, elements * bytes);
+      check(copy_runs({given.input, copy.data(), elements, given.inner, given.input_strides.time - given.inner,
                           static_cast<int>(bytes)},
                 stream),
           "copying a padded input");
-      closed->input = copy.data();
-      check(launch(*closed, plan_scan(*closed, limits).plan, input, stream), "launching the kernel");
-      return;
+      problem = *closed;
+      problem.input = copy.data();
+      plan = plan_scan(problem, limits).plan;
     }
     cudaError_t error = launch(problem, plan, input, stream);
     if (error != cudaSuccess && runs_together(plan)) {

@@ -5,7 +5,8 @@
 // | ------------------------------------------------------- | -------------------------------------------------- |
 // | rows of less than 64 bytes that are no whole vectors    | packed_lines.cuh, slabs: through shared memory     |
 // | rows of up to 256 vectors (half precision: 128)         | rows.cuh, lanes: several rows a warp               |
-// | rows that a block or a cluster holds                    | rows.cuh, block: a row in registers                |
+// | rows that a block or a cluster holds, few of them with  |                                                    |
+// |   two vectors to a thread                               | rows.cuh, block: a row in registers                |
 // | longer rows, and a few that leave clusters idle, as     |                                                    |
 // |   slabs of one column:                                  |                                                    |
 // |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
@@ -203,7 +204,10 @@ class SoftmaxLaunch : TileLaunch<T> {
       cluster *= 2;
     // Few rows: more blocks to a row, so that every multiprocessor has work, and more threads to a block.
     const bool few = rows_.rows * cluster < 2 * device_.multiprocessors;
-    while (few && cluster < device_.cluster && rows_.rows * cluster < 2 * device_.multiprocessors && share() >= 512)
+    // Clusters of 16 all at once; half precision gains by fewer vectors a thread even so.
+    const int most_blocks =
+        kHalf || rows_.rows * vectors <= int64_t{2048} * device_.multiprocessors ? device_.cluster : 8;
+    while (few && cluster < most_blocks && rows_.rows * cluster < 2 * device_.multiprocessors && share() >= 512)
       cluster *= 2;
     rows_.share = static_cast<int>(share());
     if (few && share() <= most_warps * 64) return launch_blocks<2, kWhole>(ceil_div(share(), 64), cluster);
@@ -220,7 +224,11 @@ class SoftmaxLaunch : TileLaunch<T> {
                                     : softmax_block_kernel<T, kVectors, kWhole>;
     const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
     if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return run_together();
-    return launch(kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster);
+    const cudaError_t error = launch(kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster);
+    if (error == cudaSuccess || cluster <= 8) return error;
+    // A green context, or an instance of a part of the GPU, may have no room for such a cluster.
+    cudaGetLastError();
+    return run_together();
   }
 
   // Whether rows are so many that their last clusters run nearly alone, after all others, and few enough for a second

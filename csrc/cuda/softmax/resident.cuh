@@ -20,7 +20,8 @@ struct PartWords {
   Word words[kWords];
 
   __device__ __forceinline__ void publish(const Part<Acc>& part, uint64_t tag) {
-    const uint64_t* const bits = reinterpret_cast<const uint64_t*>(&part);
+    uint64_t bits[kWords];
+    memcpy(bits, &part, sizeof part);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) store_word(&words[i], bits[i], tag);
   }
@@ -36,10 +37,11 @@ struct PartWords {
     return is_there;
   }
   __device__ __forceinline__ Part<Acc> get() const {
-    Part<Acc> part;
-    uint64_t* const bits = reinterpret_cast<uint64_t*>(&part);
+    uint64_t bits[kWords];
 #pragma unroll
     for (int i = 0; i < kWords; ++i) bits[i] = words[i].value;
+    Part<Acc> part;
+    memcpy(&part, bits, sizeof part);
     return part;
   }
 };
@@ -73,7 +75,7 @@ __device__ __forceinline__ void await_parts(const PartWords<Acc>* words, int cou
 
 // The parts of a tile's columns, joined over the blocks of its group, in shared memory after the block's own.
 template <bool kBackward, typename Acc, typename Lines>
-__device__ __forceinline__ const Part<Acc>* join_group(
+__device__ __forceinline__ const Part<Acc>* join_blocks(
     const Lines& lines, Part<Acc>* of_block, int rank, int blocks, PartWords<Acc>* words, uint64_t tag) {
   const int columns = lines.columns;
   for (int column = threadIdx.x; column < columns; column += blockDim.x)
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     vectors.add(parts);
     Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
     PartWords<Acc>* const words = static_cast<PartWords<Acc>*>(params.words) + tile * blocks * lines.columns;
-    const Part<Acc>* const joined = join_group<kBackward>(lines, of_block, rank, blocks, words, tag);
+    const Part<Acc>* const joined = join_blocks<kBackward>(lines, of_block, rank, blocks, words, tag);
     lines.take(joined, parts);
     invert_totals<kBackward>(parts);
     vectors.store(parts);

@@ -35,8 +35,9 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   static constexpr int64_t kChunkBytes = 64 << 10, kMostParts = 512;
   // Of a tile's chunks, which a block joins in less time than a launch takes.
   static constexpr int64_t kDirectParts = 2048;
-  // Groups of blocks that run together, of which some load while others store.
-  static constexpr int64_t kMixedGroups = 6;
+  // Groups of blocks that run together, of which some load while others store; of the tensor their words take less than
+  // one in so many bytes.
+  static constexpr int64_t kMixedGroups = 6, kMostWordsShare = 8;
   // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
   // tensor that is large.
   static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
@@ -126,13 +127,14 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
     params.chunk = width * params.each;
     params.chunks = blocks = ceil_div(vectors, params.chunk);
     const int64_t bytes = p_.outer * blocks * columns * static_cast<int64_t>(sizeof(PartWords<Acc>));
+    if (bytes > p_.outer * slab() * kSize / kMostWordsShare) return run_chunks();
     params.words = workspace_.allocate(bytes);
     params.tag = counted_tag(params.words, bytes, groups * blocks, stream_);
     const cudaError_t error =
         launch_together(p_.backward ? softmax_resident_kernel<T, true, Slab> : softmax_resident_kernel<T, false, Slab>,
             params, groups * blocks, kTileThreads, held_bytes(params.each * kTileThreads, 0) + beside);
-    if (error != cudaErrorCooperativeLaunchTooLarge) return error;
-    // A green context, or an instance of a part of the GPU, has less room.
+    if (error == cudaSuccess) return error;
+    // A green context, or an instance of a part of the GPU, has less room; some systems have no such launches.
     cudaGetLastError();
     return run_chunks();
   }

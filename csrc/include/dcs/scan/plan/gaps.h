@@ -26,9 +26,11 @@ inline std::optional<ScanProblem> without_gaps(
   ScanProblem closed = p;
   closed.input = p.output;
   closed.input_strides = {p.inner * p.length, p.inner, 1};
-  if (!std::holds_alternative<ResidentColumnsPlan>(plan) || is_flat(plan) || !is_flat(plan_scan(closed, device).plan))
-    return std::nullopt;
-  return closed;
+  if (!std::holds_alternative<ResidentColumnsPlan>(plan) || is_flat(plan)) return std::nullopt;
+  const KernelPlan then = plan_scan(closed, device).plan;
+  // One column is a row.
+  const bool is_faster = p.inner == 1 ? !std::holds_alternative<ResidentColumnsPlan>(then) : is_flat(then);
+  return is_faster ? std::optional<ScanProblem>(closed) : std::nullopt;
 }
 
 }  // namespace dcs
