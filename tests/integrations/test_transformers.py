@@ -222,7 +222,8 @@ def test_compiled(name: str, backend: str) -> None:
     assert_within_budget([found.loss, *gradients], own, exact, [FACTOR] * len(own))
 
 
-@pytest.mark.parametrize("in_place", [False, slow(True)])
+@pytest.mark.slow
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_follows(in_place: bool) -> None:
     """fused_loss after torch.compile, of what that made; restore() after that; twice."""

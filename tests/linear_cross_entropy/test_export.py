@@ -101,7 +101,8 @@ class PolicyLoss(torch.nn.Module):
         return -(log_probs * returns).mean() - 0.01 * entropy.mean() + loss
 
 
-@pytest.mark.parametrize("enabled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "enabled"])
+@pytest.mark.slow
+@pytest.mark.parametrize("enabled", [False, True], ids=["plain", "enabled"])
 def test_aot_inductor_of_both_ops(device: str, enabled: bool, tmp_path: Path) -> None:
     def arguments(steps: int) -> tuple[Tensor, ...]:
         rewards = torch.rand(2, steps, device=device)

@@ -95,6 +95,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch_dcs_ops.info()["versions"]["torch_dcs_ops"] == torch_dcs_ops.__version__
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading() -> None:
     """`info | head -1`: a pipe whose other end is closed before anything is written."""
     reading, writing = os.pipe()

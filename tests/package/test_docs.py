@@ -106,6 +106,7 @@ for path in {modules!r}:
 """
 
 
+@pytest.mark.slow
 def test_the_worked_example_works(tmp_path: Path) -> None:
     """The page's schema, reference and registration, and then its tests, in a process of their own."""
     (edit,) = (code for language, code in BLOCK.findall(ADDING_AN_OP.read_text()) if language == "diff")

@@ -41,6 +41,7 @@ def test_import_is_lean() -> None:
     assert len(imported) < 40, imported
 
 
+@pytest.mark.slow
 def test_import_without_numpy_warns_of_nothing() -> None:
     """And leaves the filters that torch sets, and the user's."""
     code = (
@@ -121,6 +122,7 @@ def test_info_says_native_only_where_a_library_is_loaded(device: str) -> None:
     assert (info["kernels"][device]["kind"] == "native") == info["libraries"][library]["loaded"]
 
 
+@pytest.mark.slow
 def test_build_info_explains_a_missing_library(tmp_path: Path) -> None:
     """A copy of the package without libraries, beside the build's own account of why."""
     package = tmp_path / "torch_dcs_ops"
