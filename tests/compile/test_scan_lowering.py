@@ -85,7 +85,7 @@ def test_gae_is_one_kernel(kernels: Kernels, dynamic: bool, time: int, looped: b
 
 
 @lowering_test
-@pytest.mark.parametrize("option", ["force_cooperative_reductions", "tile_reductions", "use_block_ptr"])
+@pytest.mark.parametrize("option", ["force_cooperative_reductions", rare("tile_reductions"), rare("use_block_ptr")])
 def test_gae_under_other_options_of_the_code_generator(kernels: Kernels, option: str) -> None:
     """Where a kernel could not run backwards under an option, there is none or the option is not used for it."""
     import torch._inductor.config as inductor_config
@@ -103,7 +103,7 @@ def test_gae_under_other_options_of_the_code_generator(kernels: Kernels, option:
 
 
 @lowering_test
-@pytest.mark.parametrize("option", ["use_block_ptr", "use_tensor_descriptor"])
+@pytest.mark.parametrize("option", ["use_block_ptr", rare("use_tensor_descriptor")])
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.each_value
 def test_tiles_are_not_loaded_by_blocks(kernels: Kernels, direction: str, option: str) -> None:
@@ -186,7 +186,7 @@ COMPANIONS = {
     "argmax": lambda x, time: x.argmax(time, keepdim=True),
     "sum over rows": lambda x, time: x.sum(1 - time, keepdim=True),
 }
-LIKE_OTHERS = ("reversed cumsum", "torch.cumsum", "argmax")
+LIKE_OTHERS = ("cumsum", "reversed cumsum", "torch.cumsum", "sum", "argmax")
 
 
 @lowering_test

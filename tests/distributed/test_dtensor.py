@@ -60,11 +60,12 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [
         "import sys, torch, torch_dcs_ops; assert 'torch.distributed.tensor' not in sys.modules",
-        pytest.param("import torch.distributed.tensor, torch_dcs_ops", marks=pytest.mark.slow),
+        "import torch.distributed.tensor, torch_dcs_ops",
     ],
 )
 def test_rules_come_with_dtensor_in_either_order(first: str) -> None:

@@ -29,14 +29,10 @@ def torchrun(ranks: int, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "arguments"),
-    [
-        (2, ["--tensor-parallel", "2", "--steps", "4"]),
-        pytest.param(2, ["--tensor-parallel", "1"], marks=pytest.mark.slow),
-        pytest.param(4, [], marks=pytest.mark.slow),
-        pytest.param(4, ["--compile"], marks=pytest.mark.slow),
-    ],
+    [(2, ["--tensor-parallel", "2", "--steps", "4"]), (2, ["--tensor-parallel", "1"]), (4, []), (4, ["--compile"])],
 )
 def test_losses_are_those_of_one_process(ranks: int, arguments: list[str], tmp_path: Path) -> None:
     said = torchrun(ranks, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))

@@ -139,6 +139,7 @@ def test_one_version_a_process(tmp_path: Path) -> None:
         entry(make(tmp_path / "other", None))
 
 
+@pytest.mark.slow
 def test_an_editable_install_is_not_mixed_in(tmp_path: Path) -> None:
     if not any("Redirecting" in type(finder).__name__ for finder in sys.meta_path):
         pytest.skip("torch_dcs_ops is not installed in editable mode")
