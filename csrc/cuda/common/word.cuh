@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "common/ptx/whole_access.cuh"
+
 namespace dcs {
 
 // A word in global memory that is written and read whole, with a state of its own: no fence orders several.
@@ -31,27 +33,15 @@ __device__ __forceinline__ uint64_t tag_of_launch(const CallTag& call) {
   return call.tag + 4 * uint64_t{launch};
 }
 
-__device__ __forceinline__ void store_word(Word* to, uint64_t value, uint64_t state) {
-  asm volatile("{\n .reg .b128 word;\n mov.b128 word, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], word;\n}" ::"l"(to),
-      "l"(value), "l"(state)
-      : "memory");
-}
+__device__ __forceinline__ void store_word(Word* to, uint64_t value, uint64_t state) { store_whole(to, value, state); }
 __device__ __forceinline__ Word load_word(const Word* from) {
   Word word;
-  asm volatile("{\n .reg .b128 word;\n ld.relaxed.gpu.global.b128 word, [%2];\n mov.b128 {%0, %1}, word;\n}"
-      : "=l"(word.value), "=l"(word.state)
-      : "l"(from)
-      : "memory");
+  load_whole(from, word.value, word.state);
   return word;
 }
 // The same where `wanted`, else what is there: without a branch, so that several loads are on their way at once.
 __device__ __forceinline__ void load_word_if(bool wanted, const Word* from, Word& to) {
-  asm volatile(
-      "{\n .reg .b128 word;\n .reg .pred wanted;\n setp.ne.s32 wanted, %3, 0;\n mov.b128 word, {%0, %1};\n"
-      " @wanted ld.relaxed.gpu.global.b128 word, [%2];\n mov.b128 {%0, %1}, word;\n}"
-      : "+l"(to.value), "+l"(to.state)
-      : "l"(from), "r"(static_cast<int>(wanted))
-      : "memory");
+  load_whole_if(wanted, from, to.value, to.state);
 }
 
 }  // namespace dcs
