@@ -212,9 +212,7 @@ class SoftmaxLaunch : TileLaunch<T> {
     rows_.share = static_cast<int>(share());
     if (few && share() <= most_warps * 64) return launch_blocks<2, kWhole>(ceil_div(share(), 64), cluster);
     if (cluster > 8 || share() > most_share || idle_in_clusters(share(), cluster)) return run_together();
-    return launch_blocks<kVectors, kWhole>(
-        std::clamp<int64_t>(ceil_div(share(), 32 * (few ? 2 : kVectors)), ceil_div(share(), 32 * kVectors), most_warps),
-        cluster);
+    return launch_blocks<kVectors, kWhole>(few ? most_warps : ceil_div(share(), 32 * kVectors), cluster);
   }
 
   template <int kVectors, bool kWhole>

@@ -78,18 +78,6 @@ __device__ __forceinline__ void add_vectors(
   }
 }
 
-// The parts of groups of `width` neighboring lanes, joined; all lanes get it.
-template <bool kBackward, typename Acc>
-__device__ __forceinline__ Part<Acc> join_group(Part<Acc> part, int width) {
-  if constexpr (!kBackward) {
-    const Acc largest = lanes_largest(part.largest, width);
-    part.total *= shifted_power(part.largest, largest);
-    part.largest = largest;
-  }
-  part.total = lanes_total(part.total, width);
-  return part;
-}
-
 // The parts of lanes that are a multiple of `apart`, a power of two, from each other, joined; all lanes get them.
 template <bool kBackward, typename Acc, int kCount>
 __device__ __forceinline__ void join_apart(Part<Acc> (&parts)[kCount], int apart) {

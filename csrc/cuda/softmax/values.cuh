@@ -86,16 +86,21 @@ __device__ __forceinline__ Part<Acc> join_all_of(const Part<Acc> (&parts)[kCount
   return joined;
 }
 
-// The parts of all lanes, joined; all lanes get it.
+// The parts of groups of `width` neighboring lanes, joined; all lanes get it.
 template <bool kBackward, typename Acc>
-__device__ __forceinline__ Part<Acc> join_lanes(Part<Acc> part) {
+__device__ __forceinline__ Part<Acc> join_group(Part<Acc> part, int width) {
   if constexpr (!kBackward) {
-    const Acc largest = lanes_largest(part.largest, 32);
+    const Acc largest = lanes_largest(part.largest, width);
     part.total *= shifted_power(part.largest, largest);
     part.largest = largest;
   }
-  part.total = lanes_total(part.total, 32);
+  part.total = lanes_total(part.total, width);
   return part;
+}
+// Of all lanes of a warp.
+template <bool kBackward, typename Acc>
+__device__ __forceinline__ Part<Acc> join_lanes(Part<Acc> part) {
+  return join_group<kBackward>(part, 32);
 }
 
 // Each warp's part, joined over the block.
