@@ -207,12 +207,15 @@ class Trial {
       return emulation::launch(staged->blocks, kStagedThreads, staged->shared_bytes, false, c.seed,
           [&] { staged_columns_kernel<T>(params); });
     }
-    return emulation::launch(serial->blocks, kColumnThreads, 0, false, c.seed, [&] {
-      if constexpr (sizeof(T) == 2) {
-        if (serial->pairs) return serial_columns_kernel<T, kStep, kBackward, 2>(p);
-      }
-      serial_columns_kernel<T, kStep, kBackward, 1>(p);
-    });
+    const auto run_serial = [&](auto unit) {
+      const auto kernel = p.reset ? serial_columns_kernel<T, kStep, kBackward, unit(), true>
+                                  : serial_columns_kernel<T, kStep, kBackward, unit(), false>;
+      return emulation::launch(serial->blocks, kColumnThreads, 0, false, c.seed, [&] { kernel(p); });
+    };
+    if constexpr (sizeof(T) == 2) {
+      if (serial->pairs) return run_serial(std::integral_constant<int, 2>());
+    }
+    return run_serial(std::integral_constant<int, 1>());
   }
 
   bool launch_small() {

@@ -20,11 +20,15 @@ namespace dcs {
 template <typename T>
 cudaError_t launch_serial_columns(const ScanProblem& problem, const SerialColumnsPlan& plan, cudaStream_t stream) {
   return by_form<T>(problem, [&](auto step, auto backward) {
-    auto kernel = serial_columns_kernel<T, step(), backward(), 1>;
+    const auto run = [&](auto unit) {
+      const auto kernel = problem.reset ? serial_columns_kernel<T, step(), backward(), unit(), true>
+                                        : serial_columns_kernel<T, step(), backward(), unit(), false>;
+      return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
+    };
     if constexpr (sizeof(T) == 2) {
-      if (plan.pairs) kernel = serial_columns_kernel<T, step(), backward(), 2>;
+      if (plan.pairs) return run(std::integral_constant<int, 2>());
     }
-    return launch_dependent(kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, problem);
+    return run(std::integral_constant<int, 1>());
   });
 }
 

@@ -12,8 +12,8 @@
 
 namespace dcs {
 
-// kUnit neighboring columns of T.
-template <typename T, bool kStep, bool kBackward, int kUnit>
+// kUnit neighboring columns of T; kFlags: with resets.
+template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlags>
 struct SerialColumn {
   using Scan = ColumnScan<T, kStep, kBackward, kUnit>;
   using Cell = typename Scan::Cell;
@@ -32,14 +32,14 @@ struct SerialColumn {
   int64_t to_end;   // steps to the row's end
   bool starts;      // the next step is its row's first one
   bool carries_in;  // which then has a carry all the same: an initial value
-  bool shifted, conjugate, has_flags;
-  int64_t flags_after;  // from the flag that cuts before a step to the step's own, bytes
-  int64_t flag_apart;   // between columns
+  bool shifted, conjugate;
+  int64_t flag_apart;  // between columns
+  bool flags_pair;     // those of a step's two columns are one aligned word
   Scan scan;
 
-  // The batch, and its steps before which the scan starts anew, and whose gradient is dropped, as bits.
+  // The batch, its flags a byte a column, and those of the step before the next one that is used.
   Cell x[kBatch], g[kStep ? kBatch : 1], after[kBackward ? kBatch : 1];
-  uint32_t cuts[kUnit] = {}, drops[kUnit] = {};
+  uint32_t flag[kFlags ? kBatch : 1], flag_before = 0;
 
   __device__ __forceinline__ SerialColumn(const ScanProblem& p, const ColumnIndex& at) {
     scan.begin(p, at);
@@ -74,11 +74,10 @@ struct SerialColumn {
     if constexpr (kBackward) saved = steps_of(static_cast<const char*>(p.saved), p.saved_strides, kSize, 1);
     if constexpr (kBackward && kStep)
       grad_gamma = steps_of(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, kSize, 0);
-    has_flags = p.reset != nullptr;
-    if (p.reset) {
-      flags = steps_of(reinterpret_cast<const char*>(p.reset), p.reset_strides, 1, -shift);
+    if constexpr (kFlags) {
+      flags = steps_of(reinterpret_cast<const char*>(p.reset), p.reset_strides, 1, 0);
       flag_apart = p.reset_strides.inner;
-      flags_after = shift * flags.apart;
+      flags_pair = flag_apart == 1 && (reinterpret_cast<uintptr_t>(flags.at) | flags.apart) % 2 == 0;
     }
     starts = true;
     carries_in = p.initial && !p.backward;
@@ -95,7 +94,11 @@ struct SerialColumn {
     // Backward the step behind the last one is read, too; the first step of all may have no gate.
     if (left >= first + kSome + (kBackward ? 1 : 0) && !(kStep && first == 0 && shifted)) load_some<false>(first, left);
     else if (left > first) load_some<true>(first, left);
-    if (has_flags && left > first) load_flags(first, first + kSome, left);
+    if constexpr (kFlags) {
+#pragma unroll
+      for (int i = first; i < first + kSome; ++i)
+        if (i < left) flag[i % kBatch] = flags_of(flags.at + i * flags.apart);
+    }
   }
   template <bool kGuarded>
   __device__ __forceinline__ void load_some(int first, int left) {
@@ -113,31 +116,26 @@ struct SerialColumn {
       }
     }
   }
-  __device__ __forceinline__ void load_flags(int first, int end, int left) {
-#pragma unroll
-    for (int i = first; i < end; ++i) {
-      if (i >= left) continue;
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) {
-        const char* const flag = flags.at + i * flags.apart + u * flag_apart;
-        const bool is_outside = i == 0 && shifted;
-        set_bit(cuts[u], i % kBatch, !is_outside && flag[0]);
-        if (kBackward) set_bit(drops[u], i % kBatch, flag[flags_after]);
-      }
+  // Nobody may look at them before they are used, so that they come with the operands.
+  __device__ __forceinline__ uint32_t flags_of(const char* at) const {
+    if constexpr (kUnit == 1) {
+      return *reinterpret_cast<const uint8_t*>(at);
+    } else {
+      if (flags_pair) return *reinterpret_cast<const uint16_t*>(at);
+      return *reinterpret_cast<const uint8_t*>(at) | *reinterpret_cast<const uint8_t*>(at + flag_apart) << 8;
     }
-  }
-  __device__ __forceinline__ static void set_bit(uint32_t& bits, int b, bool value) {
-    bits = (bits & ~(1u << b)) | (value ? 1u : 0u) << b;
   }
   // To the row's end, of two batches at most.
   __device__ __forceinline__ int steps_left() const { return static_cast<int>(min(to_end, int64_t{2 * kBatch + 1})); }
-  // A step whose operands have come; kGuarded: cut at flags, and perhaps the row's last one.
+  // A step whose operands have come; kGuarded: perhaps the row's last one.
   template <bool kGuarded>
   __device__ __forceinline__ void use(int b, int left) {
     uint32_t cut = b == 0 && starts && !carries_in ? (1u << kUnit) - 1 : 0, dropped = 0;
-    if constexpr (kGuarded) {
+    if constexpr (kFlags) {
+      const uint32_t cutting = shifted ? flag_before : flag[b];
 #pragma unroll
-      for (int u = 0; u < kUnit; ++u) cut |= (cuts[u] >> b & 1) << u, dropped |= (drops[u] >> b & 1) << u;
+      for (int u = 0; u < kUnit; ++u) cut |= (cutting >> 8 * u & 1) << u, dropped |= (flag[b] >> 8 * u & 1) << u;
+      flag_before = flag[b];
     }
     *reinterpret_cast<Cell*>(output.at + b * output.apart) = scan.step(x[b], g[kStep ? b : 0], conjugate, cut);
     if constexpr (kBackward) {
@@ -148,7 +146,7 @@ struct SerialColumn {
 
   // The steps that have been asked for, and asks for as many more.
   __device__ __forceinline__ void batch(int left) {
-    const int whole = has_flags ? 0 : left - (kBackward ? 1 : 0);  // steps that nothing has to be asked of
+    const int whole = left - (kBackward ? 1 : 0);  // steps that nothing has to be asked of
 #pragma unroll
     for (int k = 0; k < kBatch; k += kSome) {
       if (whole >= k + kSome) use_some<false>(k, left);
@@ -161,7 +159,7 @@ struct SerialColumn {
     if constexpr (kBackward) saved.at += kBatch * saved.apart;
     output.at += kBatch * output.apart;
     if constexpr (kBackward && kStep) grad_gamma.at += kBatch * grad_gamma.apart;
-    if (has_flags) flags.at += kBatch * flags.apart;
+    if constexpr (kFlags) flags.at += kBatch * flags.apart;
     to_end -= kBatch;
     starts = false;
   }
@@ -173,14 +171,15 @@ struct SerialColumn {
   }
 };
 
-template <typename T, bool kStep, bool kBackward, int kUnit>
-__global__ void __launch_bounds__(kColumnThreads, 4) serial_columns_kernel(const __grid_constant__ ScanProblem p) {
+template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlags>
+__global__ void __launch_bounds__(kColumnThreads, kFlags ? 3 : 4)
+    serial_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   launch_dependents();
   const ColumnIndex at = column_index_of(cell, cells, p.outer, kUnit);
   if (at.outer >= p.outer || at.column >= p.inner) return;
   griddepcontrol_wait();
-  SerialColumn<T, kStep, kBackward, kUnit> column(p, at);
+  SerialColumn<T, kStep, kBackward, kUnit, kFlags> column(p, at);
   column.run();
   if constexpr (kBackward && !kStep) {
 #pragma unroll
