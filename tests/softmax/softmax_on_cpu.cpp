@@ -34,7 +34,7 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 #define cudaStreamIsCapturing(stream, status) \
   (*(status) = launch_seed % 3 ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive, cudaSuccess)
 #define cudaMemsetAsync(to, value, bytes, stream) memset(to, value, bytes)
-#include "common/runs.cuh"
+#include "common/runs.cu"
 #include "softmax/launch.cuh"
 
 namespace dcs {
@@ -58,7 +58,7 @@ struct Case {
   int64_t outer, length, inner;
   bool backward, in_place, special;
   int multiprocessors, cluster, shared;  // `shared`: KB of a multiprocessor
-  int64_t run, gap, offset;  // of the input, as Runs has them, and from a vector's begin; run 0: it needs no copy
+  int64_t run, gap, offset;  // of the input, as Runs has them, and from a vector's begin; run 0: as the output's
 
   int64_t elements() const { return outer * length * inner; }
   int64_t place(int64_t index) const { return offset + index + (run > 0 ? index / run * gap : 0); }
@@ -127,16 +127,15 @@ class Trial {
     std::vector<T> before(input.data, input.data + extent);
     T* const to = c.in_place ? input.data : output.data;
     words_are_of_tensors = true;
-    tensors = {
-        {input.data, extent * static_cast<int64_t>(sizeof(T))}, {saved.data, size * static_cast<int64_t>(sizeof(T))}};
+    tensors = {{input.data + c.offset, (extent - c.offset) * static_cast<int64_t>(sizeof(T))},
+        {saved.data, size * static_cast<int64_t>(sizeof(T))}};
     SoftmaxProblem problem;
     problem.outer = c.outer, problem.length = c.length, problem.inner = c.inner;
     problem.backward = c.backward;
-    if (c.run > 0) {
-      tensors.push_back({to, size * static_cast<int64_t>(sizeof(T))});
-      if (copy_into(to) != cudaSuccess) return complain("copy", 0, 0, 0);
-    }
-    problem.input = c.run > 0 ? to : input.data, problem.saved = c.backward ? saved.data : nullptr, problem.output = to;
+    if (c.run > 0) tensors.push_back({to, size * static_cast<int64_t>(sizeof(T))});
+    problem.run = c.run, problem.gap = c.gap;
+    problem.input = input.data + (c.run > 0 ? c.offset : 0), problem.saved = c.backward ? saved.data : nullptr;
+    problem.output = to;
     Device device;
     device.multiprocessors = c.multiprocessors, device.cluster = c.cluster;
     device.shared_per_multiprocessor = c.shared << 10;
@@ -150,11 +149,6 @@ class Trial {
   }
 
  private:
-  cudaError_t copy_into(T* to) const {
-    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-    const Runs runs{input.data + c.offset, to, size, c.run, c.gap, static_cast<int>(sizeof(T))};
-    return launch_copy_runs<Bits>(runs, nullptr);
-  }
   int64_t at_random(int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
   int64_t at(int64_t outer, int64_t step, int64_t column) const { return (outer * c.length + step) * c.inner + column; }
 

@@ -19,12 +19,14 @@ struct ColumnWindow : ThreadVectors<T> {
   Range mine;    // elements that are the window's
   int x, shift;  // a vector's first element is column x * kVec - shift of the window, shift < kVec
   int across, columns;
+  int group_bits;  // threads that leave one part of each column, as a power of two
 
   __device__ __forceinline__ ColumnWindow(const SoftmaxTiles<T>& params, int64_t tile, int64_t chunk) {
     across = 1 << params.across_bits;
     columns = across * kVec;
+    group_bits = max(params.across_bits, 5);
     x = threadIdx.x & (across - 1), shift = 0;
-    const int group = threadIdx.x / max(across, 32), row = (threadIdx.x & 31) >> min(params.across_bits, 5);
+    const int group = threadIdx.x >> group_bits, row = (threadIdx.x & 31) >> min(params.across_bits, 5);
     const int step_in_turn =
         (group & (params.unit - 1)) + row * params.unit + max(32 >> params.across_bits, 1) * (group & -params.unit);
     const int64_t begin = chunk * params.chunk, end = min(begin + params.chunk, params.length),
@@ -45,7 +47,7 @@ struct ColumnWindow : ThreadVectors<T> {
       mine = {-position, static_cast<int>(min(width, params.inner - first_column)) - position};
     }
     if (mine.template has_any<kVec>(0) && step < end)
-      this->count = (static_cast<int>(end - step) + params.down - 1) / params.down;
+      this->count = static_cast<int>(params.by_down.of(static_cast<uint32_t>(end - step + params.down - 1)));
     this->first = at + step * params.inner;
     this->apart = params.down * params.inner;
     this->left = params.elements() - this->first;
@@ -64,10 +66,10 @@ struct ColumnWindow : ThreadVectors<T> {
   template <bool kBackward, typename Acc>
   __device__ __forceinline__ Part<Acc>* join(Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
     join_apart<kBackward>(parts, across);
-    const int slots = slot(columns), at_once = max(across, 32), groups = blockDim.x / at_once;
+    const int slots = slot(columns), groups = blockDim.x >> group_bits, group = threadIdx.x >> group_bits;
     Part<Acc>* const joined = shared + groups * slots;
-    if (static_cast<int>(threadIdx.x) % at_once < across)
-      each_part([&](int i, int to) { shared[threadIdx.x / at_once * slots + to] = parts[i]; });
+    if ((static_cast<int>(threadIdx.x) & ((1 << group_bits) - 1)) < across)
+      each_part([&](int i, int to) { shared[group * slots + to] = parts[i]; });
     __syncthreads();
     join_rows<kBackward, Acc>(
         groups, columns, [&](int group, int column) { return shared[group * slots + slot(column)]; },
@@ -87,6 +89,18 @@ struct ColumnWindow : ThreadVectors<T> {
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
       if (mine.has(i)) body(i, from + i - (i < shift ? 1 : 0));  // slot
+  }
+};
+
+// The same of a view: an input whose elements lie in runs, at any alignment.
+template <typename T>
+struct ViewWindow : ColumnWindow<T> {
+  using ColumnWindow<T>::ColumnWindow;
+  static constexpr bool kView = true;
+  // Vector k in the input, by the first of its elements that is the window's.
+  __device__ __forceinline__ const T* source(const SoftmaxTiles<T>& params, int k) const {
+    const int64_t at = this->place(k);
+    return params.input + at + params.runs.beyond(at + max(this->mine.low, 0));
   }
 };
 

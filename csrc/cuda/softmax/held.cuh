@@ -70,7 +70,9 @@ struct HeldVectors {
 
   // Asks for all of them.
   __device__ __forceinline__ void load() const {
-    if (lines.is_inside) {
+    if constexpr (Lines::kView) {
+      load_view();
+    } else if (lines.is_inside) {
       for (int k = 0; k < lines.count; ++k) {
         copy_async(held + k * threads, params.input + lines.place(k));
         if constexpr (kBackward) copy_async(saved + k * threads, params.saved + lines.place(k));
@@ -112,6 +114,47 @@ struct HeldVectors {
   }
 
  private:
+  __device__ __forceinline__ void load_view() const {
+    // Half precision may begin in the middle of a word, for which there are no asynchronous copies.
+    if constexpr (sizeof(T) == 2) {
+      for (int first = 0; first < lines.count; first += kGroup) load_pieces(first);
+    } else {
+      for (int k = 0; k < lines.count; ++k) {
+        copy_elements(k);
+        if (k % kGroup == kGroup - 1) commit_copies();
+      }
+      commit_copies();
+    }
+  }
+  __device__ __forceinline__ void copy_elements(int k) const {
+    const T* const from = lines.source(params, k);
+    const int64_t first = from - params.input;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const bool exists = first + i >= 0 && first + i < params.span;
+      copy_async<sizeof(T)>(
+          reinterpret_cast<T*>(held + k * threads) + i, from + i, exists ? static_cast<int>(sizeof(T)) : 0);
+    }
+  }
+  __device__ __forceinline__ void load_pieces(int first) const {
+    const T* from[kGroup];
+    bool is_there[kGroup];
+    AnyVector<T> pieces[kGroup];
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      from[k] = lines.source(params, min(first + k, lines.count - 1));
+      is_there[k] = is_within(from[k], params.input, params.span);
+      pieces[k].ask(is_there[k], from[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      if (first + k >= lines.count) break;
+      Vec raw = pieces[k].get(from[k]);
+      if (!is_there[k]) load_existing(from[k], params.input, params.span, raw);
+      held[(first + k) * threads] = raw;
+    }
+  }
+
   template <int kCount>
   __device__ __forceinline__ void add_group(int first, Part<Acc> (&parts)[kVec]) const {
     Vec raw[kCount], raw_saved[kBackward ? kCount : 1];

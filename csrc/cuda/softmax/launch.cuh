@@ -6,7 +6,7 @@
 // | rows of less than 64 bytes that are no whole vectors    | packed_lines.cuh, slabs: through shared memory     |
 // | rows of up to 256 vectors (half precision: 128)         | rows.cuh, lanes: several rows a warp               |
 // | rows that a block or a cluster holds, few of them with  |                                                    |
-// |   two vectors to a thread                               | rows.cuh, block: a row in registers                |
+// |   two vectors to a thread                               | block_rows.cuh: a row in registers                 |
 // | longer rows, and a few that leave clusters idle, as     |                                                    |
 // |   slabs of one column:                                  |                                                    |
 // |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
@@ -26,10 +26,14 @@
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
 // clang-format on
+//
+// Forward, an input that is a view (its elements lie in runs) is read in place by the kernels of rows.cuh and
+// block_rows.cuh, and by held windows of columns of 128 bytes and more; for the others it is copied into the output
+// first.
 #pragma once
 
+#include "softmax/block_rows.cuh"
 #include "softmax/packed_lines.cuh"
-#include "softmax/rows.cuh"
 #include "softmax/tile_launch.cuh"
 
 namespace dcs {
@@ -47,7 +51,10 @@ inline int64_t power_of_two_from(int64_t n) {
 template <typename T>
 class SoftmaxLaunch : TileLaunch<T> {
   using Base = TileLaunch<T>;
+  using Base::copy_view;
   using Base::device_;
+  using Base::elements;
+  using Base::is_view;
   using Base::kHalf;
   using Base::kSize;
   using Base::kVec;
@@ -56,6 +63,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::run_columns;
   using Base::run_slabs;
   using Base::run_together;
+  using Base::run_windows;
   using Base::slab;
   using Base::slab_unit;
   using Base::stream_;
@@ -66,14 +74,16 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::Base;
 
   cudaError_t run() {
+    if (is_view()) {
+      if (const std::optional<cudaError_t> error = run_view()) return *error;
+      if (const cudaError_t error = copy_view(); error != cudaSuccess) return error;
+    }
     if (p_.inner == 1) return run_rows();
     if (slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements) return run_packed();
-    const bool narrow = p_.inner * kSize < 128,
+    const bool narrow = p_.inner * kSize < kNarrowBytes,
                many = !whole(p_.inner) && p_.inner * kSize < 512 && p_.outer >= device_.multiprocessors;
     if ((narrow || many) && slab_unit() <= kTileThreads) return run_slabs();
-    const bool steps = !whole(p_.inner) || (kHalf && slab() * kSize >= kPackedBytes);
-    const int64_t most = whole(p_.inner) || p_.outer * slab() * kSize > kMostStepsBytes ? kPackedElements : kMostSteps;
-    return steps && p_.length <= most ? run_steps() : run_columns();
+    return has_few_steps() ? run_steps() : run_columns();
   }
 
  private:
@@ -81,13 +91,31 @@ class SoftmaxLaunch : TileLaunch<T> {
   // Of columns that are no whole vectors, to a thread, at most; and bytes of the tensor for more than kPackedElements.
   static constexpr int kMostSteps = kSize == 8 ? kPackedElements : 16;
   static constexpr int64_t kMostStepsBytes = kHalf ? INT64_MAX : 4 << 20;
-  static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64;
+  static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kNarrowBytes = 128;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
 
+  bool has_few_steps() const {
+    const bool may_be = !whole(p_.inner) || (kHalf && slab() * kSize >= kPackedBytes);
+    const int64_t most = whole(p_.inner) || elements() * kSize > kMostStepsBytes ? kPackedElements : kMostSteps;
+    return may_be && p_.length <= most;
+  }
+
+  // Of a view, where a kernel reads it in place.
+  std::optional<cudaError_t> run_view() {
+    if (p_.backward || p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
+    if (p_.inner > 1) {
+      const bool is_narrow = p_.inner * kSize < kNarrowBytes || slab() * kSize <= kPackedSlabBytes;
+      return is_narrow || has_few_steps() ? std::nullopt : run_windows();
+    }
+    if (is_packed_row()) return std::nullopt;
+    set_rows();
+    return run_rows_of<RowKind::kView>();
+  }
+
   SoftmaxPacked<T> packed() const {
     auto packed = this->template operands<SoftmaxPacked<T>>();
-    packed.elements = p_.outer * slab();
+    packed.elements = elements();
     packed.length = static_cast<int>(p_.length);
     return packed;
   }
@@ -140,25 +168,33 @@ class SoftmaxLaunch : TileLaunch<T> {
     return run(std::integral_constant<int, kPackedElements>());
   }
 
-  cudaError_t run_rows() {
-    if (!whole(p_.length) && p_.length * kSize < kPackedRowBytes) return run_packed();
+  bool is_packed_row() const { return !whole(p_.length) && p_.length * kSize < kPackedRowBytes; }
+  void set_rows() {
     rows_ = this->template operands<SoftmaxRows<T>>();
     rows_.rows = p_.outer, rows_.columns = p_.length;
-    return whole(p_.length) ? run_rows_of<true>() : run_rows_of<false>();
+    this->set_view(rows_);
+  }
+  cudaError_t run_rows() {
+    if (is_packed_row()) return run_packed();
+    set_rows();
+    const std::optional<cudaError_t> error =
+        whole(p_.length) ? run_rows_of<RowKind::kWhole>() : run_rows_of<RowKind::kAny>();
+    return error ? *error : run_together();
   }
 
-  template <bool kWhole>
-  cudaError_t run_rows_of() {
+  // Of rows that lanes, a block or a cluster hold.
+  template <RowKind kKind>
+  std::optional<cudaError_t> run_rows_of() {
     const int64_t vectors = vectors_of(p_.length);
-    if (vectors <= 32 * kLaneVectors) return run_lanes<kWhole>();
+    if (vectors <= 32 * kLaneVectors) return run_lanes<kKind>();
     // Powers of four vectors of half precision fit the registers, so that they are made once.
     if constexpr (kHalf) {
-      if (!p_.backward && vectors <= 512 * 4) return run_blocks<4, kWhole>();
+      if (!p_.backward && vectors <= 512 * 4) return run_blocks<4, kKind>();
     }
-    return run_blocks<8, kWhole>();
+    return run_blocks<8, kKind>();
   }
 
-  template <bool kWhole>
+  template <RowKind kKind>
   cudaError_t run_lanes() {
     const int64_t vectors = vectors_of(p_.length);
     // Eight lanes read whole sectors of 128 bytes; more only where a lane's vectors do not suffice, or where so few
@@ -171,28 +207,30 @@ class SoftmaxLaunch : TileLaunch<T> {
     while (1 << rows_.lane_bits < lanes) ++rows_.lane_bits;
     const int64_t each = ceil_div(vectors, lanes);
     // Four vectors of a thread are on their way at least, if need be of several rows.
-    if (each <= 1) return few ? launch_lanes<kWhole, 1, 1>() : launch_lanes<kWhole, 1, 4>();
-    if (each <= 2) return few ? launch_lanes<kWhole, 2, 1>() : launch_lanes<kWhole, 2, 2>();
-    if (each <= 4) return launch_lanes<kWhole, 4, 1>();
-    if constexpr (!kHalf) return launch_lanes<kWhole, 8, 1>();
+    if (each <= 1) return few ? launch_lanes<kKind, 1, 1>() : launch_lanes<kKind, 1, 4>();
+    if (each <= 2) return few ? launch_lanes<kKind, 2, 1>() : launch_lanes<kKind, 2, 2>();
+    if (each <= 4) return launch_lanes<kKind, 4, 1>();
+    if constexpr (!kHalf) return launch_lanes<kKind, 8, 1>();
     else return cudaErrorInvalidValue;
   }
 
-  template <bool kWhole, int kVectors, int kRows>
+  template <RowKind kKind, int kVectors, int kRows>
   cudaError_t launch_lanes() const {
     const int64_t grid = ceil_div(rows_.rows, kRows * (kLaneThreads >> rows_.lane_bits));
-    if (p_.backward)
-      return launch(softmax_lanes_kernel<T, kWhole, kVectors, kRows, true, -1>, rows_, grid, kLaneThreads);
+    if constexpr (kKind != RowKind::kView) {
+      if (p_.backward)
+        return launch(softmax_lanes_kernel<T, kKind, kVectors, kRows, true, -1>, rows_, grid, kLaneThreads);
+    }
     // A warp takes a row where there are few of them, or where they are long: what it takes counts there. A few rows of
     // two vectors a lane, and rows of eight, never have fewer lanes.
     constexpr int kWarp = kRows == 1 ? 5 : -1, kFewer = kVectors == 8 || (kVectors == 2 && kRows == 1) ? 5 : -1;
-    const auto kernel = rows_.lane_bits == 5 ? softmax_lanes_kernel<T, kWhole, kVectors, kRows, false, kWarp>
-                                             : softmax_lanes_kernel<T, kWhole, kVectors, kRows, false, kFewer>;
+    const auto kernel = rows_.lane_bits == 5 ? softmax_lanes_kernel<T, kKind, kVectors, kRows, false, kWarp>
+                                             : softmax_lanes_kernel<T, kKind, kVectors, kRows, false, kFewer>;
     return launch(kernel, rows_, grid, kLaneThreads);
   }
 
-  template <int kVectors, bool kWhole>
-  cudaError_t run_blocks() {
+  template <int kVectors, RowKind kKind>
+  std::optional<cudaError_t> run_blocks() {
     const int64_t vectors = vectors_of(p_.length);
     // Backward a block keeps its share of the output in shared memory.
     const int64_t most_warps = std::min<int64_t>(
@@ -210,23 +248,25 @@ class SoftmaxLaunch : TileLaunch<T> {
     while (few && cluster < most_blocks && rows_.rows * cluster < 2 * device_.multiprocessors && share() >= 512)
       cluster *= 2;
     rows_.share = static_cast<int>(share());
-    if (few && share() <= most_warps * 64) return launch_blocks<2, kWhole>(ceil_div(share(), 64), cluster);
-    if (cluster > 8 || share() > most_share || idle_in_clusters(share(), cluster)) return run_together();
-    return launch_blocks<kVectors, kWhole>(few ? most_warps : ceil_div(share(), 32 * kVectors), cluster);
+    if (few && share() <= most_warps * 64) return launch_blocks<2, kKind>(ceil_div(share(), 64), cluster);
+    if (cluster > 8 || share() > most_share || idle_in_clusters(share(), cluster)) return std::nullopt;
+    return launch_blocks<kVectors, kKind>(few ? most_warps : ceil_div(share(), 32 * kVectors), cluster);
   }
 
-  template <int kVectors, bool kWhole>
-  cudaError_t launch_blocks(int64_t warps, int cluster) {
+  template <int kVectors, RowKind kKind>
+  std::optional<cudaError_t> launch_blocks(int64_t warps, int cluster) {
     constexpr int kBackwardVectors = kVectors == 4 ? 8 : kVectors;
-    const auto kernel = p_.backward ? softmax_backward_block_kernel<T, kBackwardVectors, kWhole>
-                                    : softmax_block_kernel<T, kVectors, kWhole>;
+    auto kernel = softmax_block_kernel<T, kVectors, kKind>;
+    if constexpr (kKind != RowKind::kView) {
+      if (p_.backward) kernel = softmax_backward_block_kernel<T, kBackwardVectors, kKind>;
+    }
     const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
-    if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return run_together();
+    if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return std::nullopt;
     const cudaError_t error = launch(kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster);
     if (error == cudaSuccess || cluster <= 8) return error;
     // A green context, or an instance of a part of the GPU, may have no room for such a cluster.
     cudaGetLastError();
-    return run_together();
+    return std::nullopt;
   }
 
   // Whether rows are so many that their last clusters run nearly alone, after all others, and few enough for a second

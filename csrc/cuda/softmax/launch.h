@@ -11,13 +11,14 @@ namespace dcs {
 
 // Tensors seen as (outer, length, inner), contiguous; all sizes are at least 1. Forward: output = softmax(input) along
 // length. Backward: output = (input - sum(input * saved)) * saved, where input is the gradient and saved the softmax.
-// output may be input.
+// output may be input. The input's elements may lie in runs instead, as in common/runs.h; then `run` is not 0.
 struct SoftmaxProblem {
   int64_t outer = 1, length = 1, inner = 1;
   bool backward = false;
   const void* input = nullptr;
   const void* saved = nullptr;
   void* output = nullptr;
+  int64_t run = 0, gap = 0;
 };
 
 // Gives device memory of so many bytes that lasts for the launch.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/any_vector.cuh"
 #include "softmax/launch.h"
 #include "softmax/values.cuh"
 
@@ -31,9 +32,27 @@ class SoftmaxLaunchBase {
   static int64_t vectors_of(int64_t elements) {
     return whole(elements) ? elements / kVec : ceil_div(elements + kVec - 1, kVec);
   }
+  int64_t elements() const { return p_.outer * slab(); }
   template <typename Params>
   Params operands() const {
-    return {static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output)};
+    Params params{static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output)};
+    return params;
+  }
+
+  bool is_view() const { return p_.run > 0; }
+  // Where a view's elements lie.
+  template <typename Params>
+  void set_view(Params& params) const {
+    if (!is_view()) return;
+    params.runs = RunIndex(elements(), p_.run, p_.gap);
+    params.span = elements() + (elements() - 1) / p_.run * p_.gap;
+  }
+  // A view's elements become the output's, in place.
+  cudaError_t copy_view() {
+    const cudaError_t error = copy_runs({p_.input, p_.output, elements(), p_.run, p_.gap, kSize}, stream_);
+    p_.input = p_.output;
+    p_.run = 0;
+    return error;
   }
 
   // `dependent`: waits itself for the launch before it.
@@ -76,7 +95,7 @@ class SoftmaxLaunchBase {
     return error != cudaSuccess ? error : cudaGetLastError();
   }
 
-  const SoftmaxProblem& p_;
+  SoftmaxProblem p_;
   const Device& device_;
   SoftmaxWorkspace& workspace_;
   cudaStream_t stream_;

@@ -2,6 +2,7 @@
 // lines joined by all threads of a block.
 #pragma once
 
+#include "common/any_vector.cuh"
 #include "common/range.cuh"
 #include "softmax/values.cuh"
 
@@ -15,6 +16,16 @@ __device__ __forceinline__ void load_where(bool wanted, const T* from, int64_t l
 #pragma unroll
     for (int i = 0; i < kVec; ++i)
       if (i < left) raw.set(i, from[i]);
+  }
+}
+
+// Of a vector of a view, whose elements are the `span` from `tensor` on, those that there are.
+template <typename T, int kVec>
+__device__ __forceinline__ void load_existing(const T* from, const T* tensor, int64_t span, Vector<T, kVec>& raw) {
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    const int64_t number = from + i - tensor;
+    if (number >= 0 && number < span) raw.set(i, from[i]);
   }
 }
 
@@ -113,7 +124,9 @@ __device__ __forceinline__ void join_rows(int rows, int columns, const Load& loa
   for (int begin = 0; begin < columns; begin += at_once) {
     const int column = begin + (static_cast<int>(threadIdx.x) >> lane_bits);
     Part<Acc> part;
-    if (column < columns) {
+    if (rows <= lanes) {
+      if (column < columns && lane < rows) part = load(lane, column);
+    } else if (column < columns) {
       // Some at a time, whose powers do not wait for each other.
       constexpr int kAtOnce = sizeof(Acc) == 8 ? 1 : 4;
       for (int row = lane; row < rows; row += kAtOnce * lanes) {

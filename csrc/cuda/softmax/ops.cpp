@@ -100,18 +100,6 @@ std::optional<Runs> runs_of(const Tensor& from, Tensor& to) {
       from.const_data_ptr(), to.mutable_data_ptr(), elements, run, pitch - run, static_cast<int>(from.element_size())};
 }
 
-// Copies `from` into `to`, which is dense and begins at a vector.
-void copy(const char* op, const Tensor& from, Tensor& to) {
-  const std::optional<Runs> runs = runs_of(from, to);
-  if (!runs) {
-    torch::stable::copy_(to, from);
-    return;
-  }
-  const int32_t device = to.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
-  check_cuda(copy_runs(*runs, current_stream(device)), op, "copying a view");
-}
-
 class Memory final : public SoftmaxWorkspace {
  public:
   explicit Memory(const Tensor& like) : like_(like) {}
@@ -125,8 +113,20 @@ class Memory final : public SoftmaxWorkspace {
   Workspace memory_;
 };
 
+// The input is a view where it does not match the output: it has holes, is expanded or begins inside a vector. What is
+// no runs of elements is copied into the output, and the kernel runs in place.
 void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tensor* saved, Tensor& output) {
   problem.input = input.const_data_ptr();
+  if (!matches(input, output)) {
+    const std::optional<Runs> runs = runs_of(input, output);
+    if (runs) {
+      problem.run = runs->run;
+      problem.gap = runs->gap;
+    } else {
+      torch::stable::copy_(output, input);
+      problem.input = output.const_data_ptr();
+    }
+  }
   problem.saved = saved ? saved->const_data_ptr() : nullptr;
   problem.output = output.mutable_data_ptr();
   problem.backward = saved != nullptr;
@@ -143,12 +143,8 @@ Tensor softmax(Tensor input, int64_t dim) {
   if (input.numel() == 0) return torch::stable::empty_like(input);
   std::optional<SoftmaxProblem> problem = dense_problem(input, dim);
   Tensor output = make_like(input, problem.has_value());
-  // A view that has holes, is expanded or begins inside a vector is copied into the output, and the kernel runs in
-  // place.
-  const bool direct = problem && matches(input, output);
   if (!problem) problem = dense_problem(output, dim);
-  if (!direct) copy(kSoftmax, input, output);
-  run(kSoftmax, *problem, direct ? input : output, nullptr, output);
+  run(kSoftmax, *problem, input, nullptr, output);
   return output;
 }
 
@@ -163,16 +159,14 @@ Tensor softmax_backward(Tensor grad, Tensor output, int64_t dim) {
   if (output.numel() == 0) return torch::stable::empty_like(output);
   std::optional<SoftmaxProblem> problem = dense_problem(output, dim);
   Tensor grad_input = make_like(output, problem.has_value());
-  // As in the forward pass: what does not match is copied, the gradient (expanded, behind a sum) into the result.
+  // What does not match is copied; the gradient, expanded behind a sum, into the result.
   if (!problem || !matches(output, grad_input)) {
     Tensor dense = torch::stable::empty_like(grad_input);
-    copy(kSoftmaxBackward, output, dense);
+    torch::stable::copy_(dense, output);
     output = dense;
     problem = dense_problem(output, dim);
   }
-  const bool direct = matches(grad, grad_input);
-  if (!direct) copy(kSoftmaxBackward, grad, grad_input);
-  run(kSoftmaxBackward, *problem, direct ? grad : grad_input, &output, grad_input);
+  run(kSoftmaxBackward, *problem, grad, &output, grad_input);
   return grad_input;
 }
 

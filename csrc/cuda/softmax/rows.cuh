@@ -1,21 +1,12 @@
-// Softmax of contiguous rows, one read and one write.
-//
-// Short rows: a power of two of lanes takes a row, several rows a warp. Others: a block, or a cluster of blocks, takes
-// a row; each thread loads all its vectors before it uses the first, and keeps them. Forward they stay in registers, in
-// float as their powers, or, eight vectors of half precision, as they came (64 registers of powers would leave room for
-// half as many threads; the powers are then made twice, and the exponential unit is busy for 0.6 of the time that the
-// traffic takes on an H200). Backward the gradient stays in registers, and the output goes to shared memory behind the
-// registers' back: each thread reads there what it has itself asked for, so this takes no barrier.
+// Softmax of short contiguous rows, one read and one write: a power of two of lanes takes a row, several rows a warp.
+// Each thread loads all its vectors before it uses the first, and keeps them.
 #pragma once
 
-#include "common/ptx/async_copy.cuh"
 #include "softmax/lines.cuh"
 
 namespace dcs {
 
-constexpr int kLaneThreads = 128;    // of a block of short rows
-constexpr int kBlockVectors = 8;     // a thread's, at most
-constexpr int kBlockThreads = 1024;  // at most
+constexpr int kLaneThreads = 128;  // of a block of short rows
 
 template <typename T>
 struct SoftmaxRows {
@@ -26,7 +17,14 @@ struct SoftmaxRows {
   int lane_bits;  // lanes of a short row, as a power of two
   int share;      // vectors of a row that a block takes
   uint32_t zero;
+  // Of an input that is a view: where its elements lie, and how many there are from its first one to its last one.
+  RunIndex runs;
+  int64_t span;
 };
+
+// What rows are: whole vectors; any number of elements, so that a vector at a row's end is another's, too; the same, of
+// an input that is a view, whose rows begin at any element.
+enum class RowKind { kWhole, kAny, kView };
 
 // The largest of a warp's numbers, a NaN if there is one, in one instruction: as integers of the same order. A NaN must
 // not have its sign set.
@@ -74,10 +72,11 @@ __device__ __forceinline__ void add_products(Acc& total, const Vector<T, kVec>& 
 }
 
 // The rows that a group of lanes takes. kLaneBits: lanes of a row, as a power of two; -1: known as it runs.
-template <typename T, bool kWhole, int kVectors, int kRows, bool kBackward, int kLaneBits>
+template <typename T, RowKind kKind, int kVectors, int kRows, bool kBackward, int kLaneBits>
 struct LaneRows {
   using Acc = typename Types<T>::Acc;
   static constexpr int kVec = 16 / sizeof(T);
+  static constexpr bool kWhole = kKind == RowKind::kWhole;
   using Vec = Vector<T, kVec>;
   // Of half precision: a sum in fixed point is 2^-19 of itself off at most, the largest power being 1.
   static constexpr bool kFixed = sizeof(T) == 2 && kVectors == 1 && kLaneBits == 5;
@@ -94,20 +93,29 @@ struct LaneRows {
       int64_t (&at)[kRows], Range (&range)[kRows]) const {
     const int groups = kLaneThreads >> lane_bits, columns = static_cast<int>(params.columns);
     const int64_t first = static_cast<int64_t>(blockIdx.x) * (groups * kRows) + (threadIdx.x >> lane_bits);
+    const T* from[kRows];  // of the input
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64_t row = first + r * groups, begin = row * params.columns;
       const int shift = kWhole ? 0 : static_cast<int>(begin % kVec);
       at[r] = begin - shift + lane * kVec;
       range[r] = {shift, row < params.rows ? shift + columns : 0};
+      from[r] = params.input + at[r];
+      if constexpr (kKind == RowKind::kView) from[r] += params.runs.beyond(row < params.rows ? begin : 0);
+    }
+    if constexpr (kKind == RowKind::kView) {
+      load_view(from, range, raw);
+    } else {
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        const bool inside = (lane + k * lanes) * kVec < range[r].high;
-        raw[r][k] = neutral<T, kVec, kBackward>();
-        if constexpr (kBackward) saved[r][k] = raw[r][k];
-        const int64_t from = at[r] + k * lanes * kVec, left = kWhole ? kVec : params.rows * params.columns - from;
-        load_where(inside, params.input + from, left, raw[r][k]);
-        if constexpr (kBackward) load_where(inside, params.saved + from, left, saved[r][k]);
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k) {
+          raw[r][k] = neutral<T, kVec, kBackward>();
+          if constexpr (kBackward) saved[r][k] = raw[r][k];
+          const int64_t later = k * lanes * kVec, left = kWhole ? kVec : params.rows * params.columns - at[r] - later;
+          load_where(has(range[r], k), from[r] + later, left, raw[r][k]);
+          if constexpr (kBackward) load_where(has(range[r], k), params.saved + at[r] + later, left, saved[r][k]);
+        }
       }
     }
     if constexpr (!kWhole) {
@@ -118,6 +126,30 @@ struct LaneRows {
           mask<kBackward>(raw[r][k], (lane + k * lanes) * kVec, range[r]);
           if constexpr (kBackward) mask<true>(saved[r][k], (lane + k * lanes) * kVec, range[r]);
         }
+      }
+    }
+  }
+  __device__ __forceinline__ bool has(const Range& range, int k) const {
+    return (lane + k * lanes) * kVec < range.high;
+  }
+  __device__ __forceinline__ void load_view(
+      const T* const (&from)[kRows], const Range (&range)[kRows], Vec (&raw)[kRows][kVectors]) const {
+    AnyVector<T> pieces[kRows][kVectors];
+    const auto is_there = [&](int r, int k) {
+      return has(range[r], k) && is_within(from[r] + k * lanes * kVec, params.input, params.span);
+    };
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) pieces[r][k].ask(is_there(r, k), from[r] + k * lanes * kVec);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        raw[r][k] = pieces[r][k].get(from[r] + k * lanes * kVec);
+        if (has(range[r], k) && !is_there(r, k))
+          load_existing(from[r] + k * lanes * kVec, params.input, params.span, raw[r][k]);
       }
     }
   }
@@ -204,9 +236,9 @@ struct LaneRows {
   }
 };
 
-template <typename T, bool kWhole, int kVectors, int kRows, bool kBackward, int kLaneBits>
+template <typename T, RowKind kKind, int kVectors, int kRows, bool kBackward, int kLaneBits>
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
-  using Rows = LaneRows<T, kWhole, kVectors, kRows, kBackward, kLaneBits>;
+  using Rows = LaneRows<T, kKind, kVectors, kRows, kBackward, kLaneBits>;
   const Rows rows(params);
   typename Rows::Vec raw[kRows][kVectors], saved[Rows::kSavedRows][Rows::kSavedVectors];
   int64_t at[kRows];
@@ -214,161 +246,6 @@ __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __gri
   rows.load(raw, saved, at, range);
   if constexpr (kBackward) rows.differentiate(raw, saved, at, range);
   else rows.normalize(raw, at, range);
-}
-
-// A thread's vectors of the row that its block, or its cluster, takes: 32 apart, so that their distances are constants.
-// kWhole: all of a row's vectors are its own; else those at its ends are not.
-template <typename T, int kVectors, bool kWhole>
-struct RowVectors {
-  static constexpr int kVec = 16 / sizeof(T), kApart = 32 * kVec;
-  using Vec = Vector<T, kVec>;
-  int64_t at;   // of the first vector, in elements
-  int left;     // vectors from there to the end of the block's share
-  Range range;  // the row's elements, relative to the first vector
-  int end;      // the tensor's, likewise
-
-  // A block takes the row's vectors begin ... begin + share - 1.
-  __device__ __forceinline__ RowVectors(const SoftmaxRows<T>& params, int64_t row, int64_t begin, int share) {
-    constexpr int64_t kFar = 1 << 30;  // beyond all of a block's elements
-    const int shift = kWhole ? 0 : static_cast<int>(row * params.columns % kVec);
-    const int64_t vectors = (shift + params.columns + kVec - 1) / kVec;
-    const int64_t first =
-        begin + static_cast<int>(threadIdx.x / 32) * (32 * kVectors) + static_cast<int>(threadIdx.x % 32);
-    left = static_cast<int>(min(min(begin + share, vectors) - first, kFar));
-    at = row * params.columns - shift + first * kVec;
-    range.low = static_cast<int>(max(shift - first * kVec, -kFar));
-    range.high = static_cast<int>(min(shift + params.columns - first * kVec, kFar));
-    end = static_cast<int>(min(params.rows * params.columns - at, kFar));
-  }
-
-  __device__ __forceinline__ bool has(int k) const { return k * 32 < left; }
-  template <bool kBackward>
-  __device__ __forceinline__ void load(const T* tensor, Vec (&raw)[kVectors]) const {
-    // As nearly all threads' are: without a test for each, and without the values of those that are not there.
-    constexpr int kLast = kVectors - 1;
-    if (has(kLast) && (kWhole || (range.has_all<kVec>(0) && range.has_all<kVec>(kLast * kApart)))) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) raw[k] = load_now(reinterpret_cast<const Vec*>(tensor + at) + k * 32);
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      raw[k] = neutral<T, kVec, kBackward>();
-      load_where(has(k), tensor + at + k * kApart, kWhole ? kVec : end - k * kApart, raw[k]);
-    }
-    if constexpr (!kWhole) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) mask<kBackward>(raw[k], k * kApart, range);
-    }
-  }
-  __device__ __forceinline__ void store(T* tensor, int k, const Vec& raw) const {
-    if (!has(k)) return;
-    if constexpr (kWhole) reinterpret_cast<Vec*>(tensor + at)[k * 32] = raw;
-    else store_in(tensor + at + k * kApart, k * kApart, range, raw);
-  }
-};
-
-template <typename T, int kVectors, bool kWhole>
-__global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __grid_constant__ SoftmaxRows<T> params) {
-  using Acc = typename Types<T>::Acc;
-  constexpr int kVec = 16 / sizeof(T);
-  constexpr bool kTwice = sizeof(T) == 2 && kVectors > 4;  // the powers are made twice
-  using Vec = Vector<T, kVec>;
-  __shared__ ClusterExchange<Acc> exchange;
-  const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
-  const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
-                begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
-  const RowVectors<T, kVectors, kWhole> mine(params, row, begin, params.share);
-
-  Vec raw[kVectors];
-  mine.template load<false>(params.input, raw);
-  Part<Acc> part;
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) part.largest = largest_of(raw[k], part.largest);
-  part.largest = lanes_largest(part.largest, 32);
-  const Acc own_largest = part.largest;
-  Acc x[kTwice ? 1 : kVectors][kVec];
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    Acc(&to)[kVec] = x[kTwice ? 0 : k];
-    unpack(raw[k], to);
-    Acc total = 0;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) total += to[i] = shifted_power(to[i], own_largest);
-    part.total += total;
-  }
-  part.total = lanes_total(part.total, 32);
-  part = join_cluster<false>(join_warps<false>(part), blocks, exchange);
-  const Acc scale = kTwice ? Acc(1) / part.total : shifted_power(own_largest, part.largest) / part.total;
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    Acc(&to)[kVec] = x[kTwice ? 0 : k];
-    if constexpr (kTwice) {
-      unpack(renewed(raw[k], params.zero), to);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) to[i] = shifted_power(to[i], part.largest);
-    }
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) to[i] *= scale;
-    mine.store(params.output, k, pack<Acc, T, kVec>(to));
-  }
-}
-
-template <typename T, int kVectors, bool kWhole>
-__global__ void __launch_bounds__(kBlockThreads)
-    softmax_backward_block_kernel(const __grid_constant__ SoftmaxRows<T> params) {
-  using Acc = typename Types<T>::Acc;
-  constexpr int kVec = 16 / sizeof(T);
-  using Vec = Vector<T, kVec>;
-  extern __shared__ __align__(16) unsigned char softmax_shared[];
-  __shared__ ClusterExchange<Acc> exchange;
-  const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
-  const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
-                begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
-  const RowVectors<T, kVectors, kWhole> mine(params, row, begin, params.share);
-  Vec* const saved = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x / 32 * (32 * kVectors) + threadIdx.x % 32;
-
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int left = kWhole ? kVec : min(kVec, mine.end - k * mine.kApart);
-    if (mine.has(k))
-      copy_existing<16, sizeof(T)>(
-          &saved[k * 32], params.saved + mine.at + k * mine.kApart, left * static_cast<int>(sizeof(T)));
-    else saved[k * 32] = neutral<T, kVec, true>();
-  }
-  Vec raw[kVectors];
-  mine.template load<true>(params.input, raw);
-  commit_copies();
-  wait_for_copies<0>();
-  if constexpr (!kWhole) {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k)
-      if (!mine.range.template has_all<kVec>(k * mine.kApart)) mask<true>(saved[k * 32], k * mine.kApart, mine.range);
-  }
-  Part<Acc> part;
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    Acc g[kVec], y[kVec];
-    unpack(raw[k], g);
-    unpack(saved[k * 32], y);
-    Acc total = 0;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) total += g[i] * y[i];
-    part.total += total;
-  }
-  part.total = lanes_total(part.total, 32);
-  part = join_cluster<true>(join_warps<true>(part), blocks, exchange);
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    Acc g[kVec], y[kVec];
-    unpack(renewed(raw[k], params.zero), g);
-    unpack(saved[k * 32], y);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) g[i] = (g[i] - part.total) * y[i];
-    mine.store(params.output, k, pack<Acc, T, kVec>(g));
-  }
 }
 
 }  // namespace dcs

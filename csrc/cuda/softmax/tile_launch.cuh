@@ -15,6 +15,8 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   using Base = SoftmaxLaunchBase<T>;
   using Base::Base;
   using Base::device_;
+  using Base::elements;
+  using Base::is_view;
   using Base::kHalf;
   using Base::kSize;
   using Base::kVec;
@@ -38,6 +40,9 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   // Groups of blocks that run together, of which some load while others store; of the tensor their words take less than
   // one in so many bytes.
   static constexpr int64_t kMixedGroups = 6, kMostWordsShare = 8;
+  // What a block holds, at most, where blocks are few: more of it is faster in the hands of more blocks that run
+  // together.
+  static constexpr int64_t kFewBlocksBytes = 30 << 10;
   // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
   // tensor that is large.
   static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
@@ -45,11 +50,17 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   SoftmaxTiles<T> tiles() const {
     auto tiles = this->template operands<SoftmaxTiles<T>>();
     tiles.outer = p_.outer, tiles.length = p_.length, tiles.inner = p_.inner;
+    this->set_view(tiles);
     return tiles;
   }
   // Shared memory of a block that holds so many vectors and joins so many parts.
   int64_t held_bytes(int64_t vectors, int64_t parts) const {
     return vectors * (p_.backward ? 32 : 16) + parts * static_cast<int64_t>(sizeof(Part<Acc>));
+  }
+  // Forward, as backward has no powers to make.
+  bool leaves_idle(int64_t blocks, int64_t vectors) const {
+    return !p_.backward && !is_view() && 2 * blocks < device_.multiprocessors && vectors * 16 > kFewBlocksBytes &&
+        slab_unit() <= kTileThreads;
   }
   template <template <typename> class Lines>
   cudaError_t launch_held(
@@ -94,7 +105,8 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
       const int64_t shared = held_bytes(
           params.each * threads, slab_parts<T>(p_.inner, width, threads) + held_exchange_parts(p_.inner, cluster));
       // A few clusters take longer than two launches.
-      if (shared <= shared_of(3) && (cluster == 1 || p_.outer * cluster >= 16))
+      if (shared <= shared_of(3) && (cluster == 1 || p_.outer * cluster >= 16) &&
+          !leaves_idle(p_.outer * cluster, share))
         return launch_held<Slab>(params, p_.outer, threads, shared, cluster);
     }
     return run_together();
@@ -127,7 +139,7 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
     params.chunk = width * params.each;
     params.chunks = blocks = ceil_div(vectors, params.chunk);
     const int64_t bytes = p_.outer * blocks * columns * static_cast<int64_t>(sizeof(PartWords<Acc>));
-    if (bytes > p_.outer * slab() * kSize / kMostWordsShare) return run_chunks();
+    if (bytes > elements() * kSize / kMostWordsShare) return run_chunks();
     params.words = workspace_.allocate(bytes);
     params.tag = counted_tag(params.words, bytes, groups * blocks, stream_);
     const cudaError_t error =
@@ -175,22 +187,27 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
     const int64_t down = round_up(std::min(ceil_div(share, each), kTileThreads / across), rows),
                   threads = across * down;
     params.down = static_cast<int>(down);
+    params.by_down = Divisor(static_cast<uint32_t>(down));
     params.chunk = round_up(share, down), params.chunks = cluster;
     params.each = static_cast<int>(params.chunk / down);
     const int64_t shared = held_bytes(
         params.each * threads, column_parts<T>(across, threads) + held_exchange_parts(across * kVec, cluster));
-    if (threads > kTileThreads || shared > room) return std::nullopt;
+    if (threads > kTileThreads || shared > room || leaves_idle(count * cluster, params.each * threads))
+      return std::nullopt;
+    if (is_view())
+      return launch(softmax_held_kernel<T, false, ViewWindow>, params, count * cluster, threads, shared, cluster);
     return launch_held<ColumnWindow>(params, count, threads, shared, cluster);
   }
 
-  cudaError_t run_columns() {
+  // Windows that a block or a cluster has room for.
+  std::optional<cudaError_t> run_windows() const {
     const int64_t line = p_.length * (p_.backward ? 32 : 16);  // bytes of a column vector
     const int64_t vectors = p_.outer * ceil_div(p_.inner, kVec);
     const int most = std::min(device_.cluster, 8);
     // A window is 128 bytes of a step, or 256 where it begins inside of a sector of 32. Narrower ones, and clusters, if
     // the device is not busy otherwise, or a cluster has no room; where windows overlap, that is worth it only beside
     // the launches of another kernel.
-    const bool large = p_.outer * slab() * kSize >= kLargeBytes;
+    const bool large = elements() * kSize >= kLargeBytes;
     const int64_t narrowest = whole(p_.inner) ? 4 : large ? 16 : 8;
     int64_t across = p_.inner * kSize % 32 == 0 ? 8 : 16;
     if (vectors * most <= 8 * device_.multiprocessors && line > kShortLine) across = std::min(across, narrowest);
@@ -200,17 +217,22 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
     // Wider ones for short columns.
     for (int64_t wide = 32; least == 1 && wide > across; wide /= 2)
       if (wide * line <= kWideBytes && vectors >= wide * device_.multiprocessors)
-        if (const auto error = run_held(wide, 1, shared_of(3))) return *error;
+        if (const auto error = run_held(wide, 1, shared_of(3))) return error;
     for (int64_t narrow = across; narrow >= narrowest; narrow /= 2) {
       for (int cluster = least; cluster <= most; cluster *= 2)
-        if (const auto error = run_held(narrow, cluster, shared_of(3))) return *error;
-      if (const auto error = run_held(narrow, most, shared_of(2))) return *error;
+        if (const auto error = run_held(narrow, cluster, shared_of(3))) return error;
+      if (const auto error = run_held(narrow, most, shared_of(2))) return error;
       // Half precision has too much to compute for a block alone on its multiprocessor.
       if (!kHalf && !whole(p_.inner) && large)
-        if (const auto error = run_held(narrow, most, shared_of(1))) return *error;
+        if (const auto error = run_held(narrow, most, shared_of(1))) return error;
     }
     for (int64_t narrow = across; narrow >= narrowest; narrow /= 2)
-      if (const auto error = run_held(narrow, device_.cluster, shared_of(3))) return *error;
+      if (const auto error = run_held(narrow, device_.cluster, shared_of(3))) return error;
+    return std::nullopt;
+  }
+
+  cudaError_t run_columns() {
+    if (const std::optional<cudaError_t> error = run_windows()) return *error;
     // Slabs are read in whole vectors, which windows overlap.
     if (!whole(p_.inner) && slab_unit() <= kTileThreads) return run_slabs();
     return run_column_chunks();
@@ -220,6 +242,7 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
     SoftmaxTiles<T> params = tiles();
     const int64_t across = p_.inner >= 128 * kVec ? 32 : 16;
     params.down = static_cast<int>(kTileThreads / across);
+    params.by_down = Divisor(static_cast<uint32_t>(params.down));
     const int64_t count = set_across(params, across), round = params.down * kGroupVectors<T>,
                   rounds = ceil_div(p_.length, round);
     const int64_t wanted =

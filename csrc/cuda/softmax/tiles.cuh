@@ -25,12 +25,16 @@ struct SoftmaxTiles {
   // begin at the same offset in a vector; windows of an outer, or 0 where the columns are whole vectors.
   int across_bits, down, unit;
   int64_t windows;
+  Divisor by_down;
   int width;                             // slabs: threads that take vectors
   Part<typename Types<T>::Acc>* parts;   // (tiles, chunks, columns)
   Part<typename Types<T>::Acc>* joined;  // (tiles, columns), or null
   // Of blocks that run together: their parts' words, (tiles, chunks, columns), and what tells this launch's.
   void* words;
   CallTag tag;
+  // Of an input that is a view: where its elements lie, and how many there are from its first one to its last one.
+  RunIndex runs;
+  int64_t span;
 
   __device__ __forceinline__ int64_t elements() const { return outer * length * inner; }
 };
@@ -40,6 +44,7 @@ struct SoftmaxTiles {
 template <typename T>
 struct ThreadVectors {
   static constexpr int kVec = 16 / sizeof(T);
+  static constexpr bool kView = false;
   int count = 0;
   int64_t first, apart;  // in elements
   int64_t left;          // elements from the first vector to the tensor's end

@@ -172,7 +172,7 @@ struct SerialColumn {
 };
 
 template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlags>
-__global__ void __launch_bounds__(kColumnThreads, kFlags ? 3 : 4)
+__global__ void __launch_bounds__(kColumnThreads, kFlags && sizeof(T) == 2 ? 3 : 4)
     serial_columns_kernel(const __grid_constant__ ScanProblem p) {
   const int64_t cell = static_cast<int64_t>(blockIdx.x) * kColumnThreads + threadIdx.x, cells = p.inner / kUnit;
   launch_dependents();
