@@ -104,7 +104,6 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   using Vec = Vector<T, kVec>;
   __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const RowVectors<T, kVectors, kKind> mine(params, row, begin, params.share);
@@ -112,6 +111,7 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   Vec raw[kVectors];
   if constexpr (kKind == RowKind::kView) mine.load_view(params, row, raw);
   else mine.template load<false>(params.input, raw);
+  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   Part<Acc> part;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) part.largest = largest_of(raw[k], part.largest);
@@ -153,7 +153,6 @@ __global__ void __launch_bounds__(kBlockThreads)
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   __shared__ ClusterExchange<Acc> exchange;
   const int blocks = static_cast<int>(cluster_blocks());
-  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const RowVectors<T, kVectors, kKind> mine(params, row, begin, params.share);
@@ -170,6 +169,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   Vec raw[kVectors];
   mine.template load<true>(params.input, raw);
   commit_copies();
+  if (blocks > 1) meet_cluster(exchange.arrivals, blocks * static_cast<int>(sizeof(Part<Acc>)));
   wait_for_copies<0>();
   if constexpr (!mine.kWhole) {
 #pragma unroll

@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(kTileThreads, 4) softmax_held_kernel(const __g
   __shared__ uint64_t arrivals;
   const int blocks = static_cast<int>(cluster_blocks());
   const Lines<T> lines(params, blocks > 1 ? cluster_index() : blockIdx.x, blocks > 1 ? cluster_rank() : 0);
-  if (blocks > 1)
-    meet_cluster(arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
   const Vectors vectors(params, lines, softmax_shared);
   vectors.load();
+  if (blocks > 1)
+    meet_cluster(arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
   Part<Acc> parts[Vectors::kVec];
   vectors.add(parts);
   Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
