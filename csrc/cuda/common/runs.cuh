@@ -5,6 +5,7 @@
 
 #include "common/any_vector.cuh"
 #include "common/device.h"
+#include "common/ptx/dependent_launch.cuh"
 #include "common/range.cuh"
 
 namespace dcs {
@@ -80,6 +81,7 @@ class RunVector {
 
 template <typename E>
 __global__ void __launch_bounds__(kRunsThreads) copy_runs_kernel(const __grid_constant__ RunsParams params) {
+  launch_dependents();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kRunsThreads * kRunsVectors) + threadIdx.x;
   RunVector<E> vectors[kRunsVectors];
   typename RunVector<E>::Vec raw[kRunsVectors]{};

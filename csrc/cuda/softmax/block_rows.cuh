@@ -103,10 +103,12 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_block_kernel(const __gr
   constexpr bool kTwice = sizeof(T) == 2 && kVectors > 4;  // the powers are made twice
   using Vec = Vector<T, kVec>;
   __shared__ ClusterExchange<Acc> exchange;
+  launch_dependents();
   const int blocks = static_cast<int>(cluster_blocks());
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const RowVectors<T, kVectors, kKind> mine(params, row, begin, params.share);
+  griddepcontrol_wait();
 
   Vec raw[kVectors];
   if constexpr (kKind == RowKind::kView) mine.load_view(params, row, raw);
@@ -152,10 +154,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   using Vec = Vector<T, kVec>;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   __shared__ ClusterExchange<Acc> exchange;
+  launch_dependents();
   const int blocks = static_cast<int>(cluster_blocks());
   const int64_t row = blocks > 1 ? cluster_index() : blockIdx.x,
                 begin = blocks > 1 ? static_cast<int64_t>(cluster_rank()) * params.share : 0;
   const RowVectors<T, kVectors, kKind> mine(params, row, begin, params.share);
+  griddepcontrol_wait();
   Vec* const saved = reinterpret_cast<Vec*>(softmax_shared) + threadIdx.x / 32 * (32 * kVectors) + threadIdx.x % 32;
 
 #pragma unroll

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(kTileThreads, 4)
   launch_dependents();
   const int64_t tile = blockIdx.x / params.chunks;
   const Lines<T> lines(params, tile, blockIdx.x - tile * params.chunks);
+  griddepcontrol_wait();
   Part<Acc> parts[kVec];
   const auto add = [&](int first, auto all) {
     constexpr bool kAll = decltype(all)::value;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
+#include "common/ptx/dependent_launch.cuh"
 #include "softmax/columns.cuh"
 #include "softmax/slabs.cuh"
 
@@ -175,9 +176,11 @@ __global__ void __launch_bounds__(kTileThreads, 4) softmax_held_kernel(const __g
   using Vectors = HeldVectors<T, kBackward, Lines<T>>;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   __shared__ uint64_t arrivals;
+  launch_dependents();
   const int blocks = static_cast<int>(cluster_blocks());
   const Lines<T> lines(params, blocks > 1 ? cluster_index() : blockIdx.x, blocks > 1 ? cluster_rank() : 0);
   const Vectors vectors(params, lines, softmax_shared);
+  griddepcontrol_wait();
   vectors.load();
   if (blocks > 1)
     meet_cluster(arrivals, blocks * lines.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));

@@ -92,6 +92,8 @@ class SoftmaxLaunch : TileLaunch<T> {
   static constexpr int kMostSteps = kSize == 8 ? kPackedElements : 16;
   static constexpr int64_t kMostStepsBytes = kHalf ? INT64_MAX : 4 << 20;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kNarrowBytes = 128;
+  // Blocks of a multiprocessor up to which launches of rows begin as the one before ends: rows are short work.
+  static constexpr int64_t kEarlyRowBlocks = 2;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
 
@@ -262,7 +264,8 @@ class SoftmaxLaunch : TileLaunch<T> {
     }
     const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
     if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return std::nullopt;
-    const cudaError_t error = launch(kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster);
+    const cudaError_t error = launch(
+        kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster, kEarlyRowBlocks * device_.multiprocessors);
     if (error == cudaSuccess || cluster <= 8) return error;
     // A green context, or an instance of a part of the GPU, may have no room for such a cluster.
     cudaGetLastError();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "common/any_vector.cuh"
 #include "softmax/launch.h"
@@ -23,6 +24,9 @@ class SoftmaxLaunchBase {
   using Acc = typename Types<T>::Acc;
   static constexpr int kSize = sizeof(T), kVec = 16 / sizeof(T);
   static constexpr bool kHalf = sizeof(T) == 2;
+  // Launches begin as the one before ends where both together have a multiprocessor for each of their blocks: else some
+  // have more blocks than others, and the last ones end late.
+  static constexpr int64_t kEarlyShare = 2;
 
   static bool whole(int64_t elements) { return elements % kVec == 0; }
   int64_t slab() const { return p_.length * p_.inner; }
@@ -55,28 +59,29 @@ class SoftmaxLaunchBase {
     return error;
   }
 
-  // `dependent`: waits itself for the launch before it.
+  // Kernels wait themselves for the launch before them, so that those of up to `most_early` blocks begin as it ends.
   template <typename Kernel, typename Params>
   cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0,
-      int cluster = 1, bool dependent = false) const {
-    if (cluster > 8) {
-      const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-      if (error != cudaSuccess) return error;
-    }
-    cudaLaunchAttribute attribute = dependent ? programmatic_serialization() : in_clusters_of(cluster);
-    const bool attributed = cluster > 1 || (dependent && device_.cluster > 1);
-    return launch_with(attributed ? &attribute : nullptr, kernel, params, grid, threads, shared);
+      int cluster = 1, std::optional<int64_t> most_early = std::nullopt) const {
+    const struct {
+      bool dependent;
+      int cluster;
+    } plan{device_.cluster > 1 && grid <= most_early.value_or(device_.multiprocessors / kEarlyShare), cluster};
+    cudaLaunchAttribute attributes[2];
+    const int count = find_attributes(kernel, plan, attributes);
+    return launch_with(attributes, count, kernel, params, grid, threads, shared);
   }
+  // After another kernel of this call.
   template <typename Kernel, typename Params>
   cudaError_t launch_after(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared) const {
-    return launch(kernel, params, grid, threads, shared, 1, true);
+    return launch(kernel, params, grid, threads, shared, 1, grid);
   }
   // All blocks at once, or none.
   template <typename Kernel, typename Params>
   cudaError_t launch_together(
       Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared) const {
     cudaLaunchAttribute attribute = cooperating();
-    return launch_with(&attribute, kernel, params, grid, threads, shared);
+    return launch_with(&attribute, 1, kernel, params, grid, threads, shared);
   }
 
   // Shared memory of a block of which a multiprocessor has so many.
@@ -86,11 +91,11 @@ class SoftmaxLaunchBase {
   }
 
   template <typename Kernel, typename Params>
-  cudaError_t launch_with(cudaLaunchAttribute* attribute, Kernel kernel, const Params& params, int64_t grid,
+  cudaError_t launch_with(cudaLaunchAttribute* attributes, int count, Kernel kernel, const Params& params, int64_t grid,
       int64_t threads, int64_t shared) const {
     const cudaError_t allowed = allow_shared(kernel, shared, device_.shared_per_block);
     if (allowed != cudaSuccess) return allowed;
-    const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, attribute, attribute ? 1 : 0);
+    const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, attributes, count);
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
     return error != cudaSuccess ? error : cudaGetLastError();
   }

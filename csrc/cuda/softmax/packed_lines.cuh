@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
+#include "common/ptx/dependent_launch.cuh"
 #include "softmax/lines.cuh"
 
 namespace dcs {
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(kPackedThreads)
   T* const saved = tile + params.tile;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * params.tile;
   const int count = static_cast<int>(min(params.elements - begin, static_cast<int64_t>(params.tile)));
+  overlap_launches();
   for (int first = threadIdx.x * kVec; first < count; first += kPackedThreads * kVec) {
     const int valid = valid_bytes(params, begin + first);
     copy_existing<16, sizeof(T)>(tile + first, params.input + begin + first, valid);
@@ -135,6 +137,7 @@ __global__ void __launch_bounds__(kPackedThreads)
   const int64_t outer = blockIdx.x / params.windows, column = (blockIdx.x - outer * params.windows) * params.window;
   const int64_t begin = outer * params.length * params.inner + column;
   const int width = static_cast<int>(min(params.inner - column, static_cast<int64_t>(params.window)));
+  overlap_launches();
   for (int v = threadIdx.x; v < vectors; v += kPackedThreads) {
     const int step = v / each;
     const StepVector<T> at(params, begin, width, step, v - step * each);

@@ -2,6 +2,7 @@
 // Each thread loads all its vectors before it uses the first, and keeps them.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "softmax/lines.cuh"
 
 namespace dcs {
@@ -103,6 +104,7 @@ struct LaneRows {
       from[r] = params.input + at[r];
       if constexpr (kKind == RowKind::kView) from[r] += params.runs.beyond(row < params.rows ? begin : 0);
     }
+    griddepcontrol_wait();
     if constexpr (kKind == RowKind::kView) {
       load_view(from, range, raw);
     } else {
@@ -239,6 +241,7 @@ struct LaneRows {
 template <typename T, RowKind kKind, int kVectors, int kRows, bool kBackward, int kLaneBits>
 __global__ void __launch_bounds__(kLaneThreads) softmax_lanes_kernel(const __grid_constant__ SoftmaxRows<T> params) {
   using Rows = LaneRows<T, kKind, kVectors, kRows, kBackward, kLaneBits>;
+  launch_dependents();
   const Rows rows(params);
   typename Rows::Vec raw[kRows][kVectors], saved[Rows::kSavedRows][Rows::kSavedVectors];
   int64_t at[kRows];
