@@ -4,109 +4,13 @@
 // is NaN: a tile with a result that is not finite is run through again step by step.
 #pragma once
 
-#include "scan/lanes.h"
+#include <type_traits>
+
+#include "scan/lagged_vectors.h"
 #include "scan/staging.h"
 
 namespace dcs::cpu {
 namespace {
-
-constexpr int kMostLag = kWidth > 2 ? kWidth - 1 : 1, kLeastLag = kMostLag > 1 ? 2 : 1;
-
-// A vector's scan from a carry of 0, and the products of its gates down to its beginning.
-template <int kLag>
-struct LocalScan {
-  Vector v, g;
-
-  DCS_INLINE LocalScan(const double* x, const double* gates, int levels) : v(load(x)), g(load(gates)) {
-    const Vector zeros = splat(0.0), ones = splat(1.0);
-    if constexpr (kLag < kWidth) {
-      v = multiply_add(g, move_up<kLag>(v, zeros), v);
-      g = multiply(g, move_up<kLag>(g, ones));
-    }
-    if constexpr (2 * kLag < kWidth)
-      if (levels > 1) {
-        v = multiply_add(g, move_up<2 * kLag>(v, zeros), v);
-        g = multiply(g, move_up<2 * kLag>(g, ones));
-      }
-    if constexpr (4 * kLag < kWidth)
-      if (levels > 2) {
-        v = multiply_add(g, move_up<4 * kLag>(v, zeros), v);
-        g = multiply(g, move_up<4 * kLag>(g, ones));
-      }
-  }
-};
-
-template <int kLag>
-DCS_INLINE Vector repeat(const double* columns) {
-  double lanes[kWidth];
-  for (int i = 0; i < kWidth; ++i) lanes[i] = columns[i % kLag];
-  return load(lanes);
-}
-
-// What a vector's lanes continue, and those of the vector after it.
-template <int kLag>
-struct LaggedCarry {
-  Vector near, far;
-
-  explicit DCS_INLINE LaggedCarry(const double* columns) {
-    double lanes[2 * kWidth];
-    for (int i = 0; i < 2 * kWidth; ++i) lanes[i] = columns[i % kLag];
-    near = load(lanes);
-    far = load(lanes + kWidth);
-  }
-  DCS_INLINE void follow(Vector last) {
-    near = repeat_last<kLag>(last);
-    far = repeat_last<kLag, kWidth>(last);
-  }
-  DCS_INLINE void write(double* columns) const {
-    double lanes[kWidth];
-    store(lanes, near);
-    for (int c = 0; c < kLag; ++c) columns[c] = lanes[c];
-  }
-};
-
-// What a tile or a chunk makes of its carry: sum + product * carry, column by column.
-struct Folded {
-  double sums[kMostLag], products[kMostLag];
-};
-
-// Scans `count` elements (padded to pairs of vectors) from `carries`, one a column; false if a value is not finite. The
-// carry takes one multiply-add for two vectors. With kFold, whose tiles are whole pairs, folds them onto `folded`, and
-// the values of its scan count too.
-template <int kLag, bool kFold>
-bool scan_lagged(
-    const double* x, const double* gates, double* y, int64_t count, int levels, const double* carries, Folded* folded) {
-  LaggedCarry<kLag> carry(carries), sum(kFold ? folded->sums : carries), product(kFold ? folded->products : carries);
-  const Vector zeros = splat(0.0);
-  Vector specials = zeros;  // a NaN once a value is infinite or NaN
-  for (int64_t i = 0; i < count; i += 2 * kWidth) {
-    const LocalScan<kLag> a(x + i, gates + i, levels);
-    LocalScan<kLag> b(x + i + kWidth, gates + i + kWidth, levels);
-    b.v = multiply_add(b.g, repeat_last<kLag>(a.v), b.v);
-    b.g = multiply(b.g, repeat_last<kLag>(a.g));
-    const Vector y_a = multiply_add(a.g, carry.near, a.v), y_b = multiply_add(b.g, carry.far, b.v);
-    carry.follow(y_b);
-    store(y + i, y_a);
-    store(y + i + kWidth, y_b);
-    specials = multiply_add(y_b, zeros, multiply_add(y_a, zeros, specials));
-    if constexpr (kFold) {
-      sum.follow(multiply_add(b.g, sum.far, b.v));
-      product.follow(multiply(b.g, product.far));
-    }
-  }
-  if constexpr (kFold) {
-    sum.write(folded->sums);
-    product.write(folded->products);
-  }
-  return !has_special(specials);
-}
-
-// call(lag as a constant).
-template <int kLag, typename Call>
-DCS_INLINE void with_lag(int64_t lag, const Call& call) {
-  if (lag == kLag) return call(Number<kLag>{});
-  if constexpr (kLag < kMostLag) with_lag<kLag + 1>(lag, call);
-}
 
 template <typename T>
 struct LaggedScan {
@@ -147,6 +51,13 @@ struct LaggedScan {
   }
   DCS_INLINE double initial(int64_t group, int64_t c) const { return read_initial<T>(problem, group, column(c)); }
   DCS_INLINE bool is_short() const { return groups.size <= kTile; }
+  // One gate, and steps that lie one behind the other: nothing has to be put together in a tile.
+  DCS_INLINE bool has_one_gate_alone() const {
+    const auto is_dense = [&](const Strides& s) { return s.inner == 1 && s.time == lag; };
+    return problem.gamma_kind == GammaKind::kNumber && is_finite(problem.gamma_value) && problem.reset == nullptr &&
+        !problem.backward && !problem.shifted && problem.input != problem.output && is_dense(problem.input_strides) &&
+        is_dense(problem.output_strides);
+  }
 
   DCS_SHARED void stage_gates(const Tile& tile, int64_t count) {
     double* to = gates + shift;
@@ -321,6 +232,7 @@ struct LaggedScan {
   template <bool kFold>
   DCS_SHARED void segment(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
     const int64_t most = kTile / lag / (2 * kWidth) * (2 * kWidth);
+    if (has_one_gate_alone() && segment_of_one_gate<kFold>(group, first, stop, writes, folded)) return;
     if (shift > 0 && first > 0) hold_before(group, first);
     for (int64_t step = first; step < stop; step += most) {
       const int64_t steps = stop - step < most ? stop - step : most;
@@ -335,6 +247,36 @@ struct LaggedScan {
       scan<kFold>(steps * lag, folded);
       if (writes) output(tile, steps * lag, step + steps == problem.length);
     }
+  }
+
+  // False, and nothing is changed but the output, where a value is not finite.
+  template <bool kFold>
+  bool segment_of_one_gate(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
+    double before[kMostLag];
+    for (int64_t c = 0; c < lag; ++c) before[c] = first == 0 && !starts_empty ? initial(group, c) : carries[c];
+    Folded found{};
+    if constexpr (kFold) {
+      found = *folded;
+      if (first == 0)
+        for (int64_t c = 0; c < lag; ++c) found.sums[c] = before[c];
+    }
+    const int64_t time = problem.reverse ? problem.length - stop : first, count = (stop - first) * lag;
+    const T* const from =
+        static_cast<const T*>(problem.input) + group * problem.input_strides.outer + time * problem.input_strides.time;
+    T* const to =
+        static_cast<T*>(problem.output) + group * problem.output_strides.outer + time * problem.output_strides.time;
+    bool all_finite = false;
+    with_lag<kLeastLag>(lag, [&](auto constant) {
+      constexpr int kLag = decltype(constant)::value;
+      const auto run = [&](auto write) {
+        return scan_same_gates<T, kLag, kFold, decltype(write)::value>(
+            from, to, count, problem.reverse, problem.gamma_value, levels, before, &found);
+      };
+      all_finite = writes ? run(std::true_type{}) : run(std::false_type{});
+    });
+    if constexpr (kFold)
+      if (all_finite) *folded = found;
+    return all_finite;
   }
 
   // The gates and flags of the step before `first`.
