@@ -102,7 +102,8 @@ class Trial {
           x.at(o, t, i) = narrowed<T>(normal(random));
           gates.at(o, t, i) = narrowed<T>(uniform(random) < 0.02 ? 0.0 : 1.0 - 1.5 * uniform(random));
           saved.at(o, t, i) = narrowed<T>(normal(random));
-          resets.at(o, t, i) = uniform(random) < 0.03;
+          reinterpret_cast<unsigned char&>(resets.at(o, t, i)) =
+              static_cast<unsigned char>(uniform(random) < 0.03 ? 1 + random() % 255 : 0);
         }
     for (size_t i = 0; i < initial.size(); ++i) {
       initial[i] = narrowed<T>(normal(random));

@@ -188,13 +188,22 @@ class Trial {
   Memory<T> input, saved, output;
 };
 
-// Of every third input: rows, slabs, all of it, or any number of elements to a run, that overlap or have gaps.
+// The largest up to `most`.
+int64_t divisor_of(int64_t number, int64_t most) {
+  while (number % most) --most;
+  return most;
+}
+
+// Of every third input: rows, slabs, some of them, all of it, or any number of elements to a run, that overlap or have
+// gaps.
 void draw_runs(Case& c, std::mt19937& random) {
   if (random() % 3) return;
   const int64_t runs[] = {c.length, c.inner, c.length * c.inner, c.elements(), 1 + static_cast<int64_t>(random() % 40)};
   c.in_place = false;
   c.run = runs[random() % 5];
+  if (random() % 2) c.run *= divisor_of(c.elements() / c.run, 1 + static_cast<int64_t>(random() % 6));
   c.gap = random() % 4 ? static_cast<int64_t>(random() % 40) : -std::min<int64_t>(c.run, random() % 40);
+  if (random() % 6 == 0) c.gap = static_cast<int64_t>(random() % 2) - c.run;
   c.offset = random() % 2 ? 0 : random() % 20;
 }
 

@@ -11,18 +11,22 @@ namespace dcs {
 // Where the elements of `Runs` lie, numbered as in the result.
 struct RunIndex {
   int64_t run = 1, gap = 0;
+  int64_t span = 0;       // elements of memory from the first one to the last one
   bool is_small = false;  // 31 bits number the elements
   Divisor by_run;
 
   RunIndex() = default;
   RunIndex(int64_t elements, int64_t of_run, int64_t of_gap)
-      : run(of_run), gap(of_gap), is_small(elements < int64_t{1} << 31) {
+      : run(of_run),
+        gap(of_gap),
+        span(elements + (elements - 1) / of_run * of_gap),
+        is_small(elements < int64_t{1} << 31) {
     if (is_small) by_run = Divisor(static_cast<uint32_t>(run));
   }
   __device__ __forceinline__ int64_t run_of(int64_t element) const {
     return is_small ? static_cast<int64_t>(by_run.of(static_cast<uint32_t>(element))) : divided(element, run);
   }
-  // From an element's number to its place.
+  // How far an element's place is beyond its number.
   __device__ __forceinline__ int64_t beyond(int64_t element) const { return run_of(element) * gap; }
 };
 

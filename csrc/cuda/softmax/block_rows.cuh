@@ -63,7 +63,7 @@ struct RowVectors {
   __device__ __forceinline__ void load_view(const SoftmaxRows<T>& params, int64_t row, Vec (&raw)[kVectors]) const {
     const T* const from = params.input + at + params.runs.beyond(row * params.columns);
     const bool is_aligned = reinterpret_cast<uintptr_t>(from) % sizeof(Vec) == 0;
-    const auto is_there = [&](int k) { return has(k) && is_within(from + k * kApart, params.input, params.span); };
+    const auto is_there = [&](int k) { return has(k) && is_within(from + k * kApart, params.input, params.runs.span); };
     if (is_aligned) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
@@ -85,7 +85,7 @@ struct RowVectors {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (!has(k)) raw[k] = neutral<T, kVec, false>();
-      else if (!is_there(k)) load_existing(from + k * kApart, params.input, params.span, raw[k]);
+      else if (!is_there(k)) load_existing(from + k * kApart, params.input, params.runs.span, raw[k]);
       mask<false>(raw[k], k * kApart, range);
     }
   }

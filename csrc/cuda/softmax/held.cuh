@@ -124,7 +124,6 @@ struct HeldVectors {
         copy_elements(k);
         if (k % kGroup == kGroup - 1) commit_copies();
       }
-      commit_copies();
     }
   }
   __device__ __forceinline__ void copy_elements(int k) const {
@@ -132,7 +131,7 @@ struct HeldVectors {
     const int64_t first = from - params.input;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
-      const bool exists = first + i >= 0 && first + i < params.span;
+      const bool exists = first + i >= 0 && first + i < params.runs.span;
       copy_async<sizeof(T)>(
           reinterpret_cast<T*>(held + k * threads) + i, from + i, exists ? static_cast<int>(sizeof(T)) : 0);
     }
@@ -144,14 +143,14 @@ struct HeldVectors {
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
       from[k] = lines.source(params, min(first + k, lines.count - 1));
-      is_there[k] = is_within(from[k], params.input, params.span);
+      is_there[k] = is_within(from[k], params.input, params.runs.span);
       pieces[k].ask(is_there[k], from[k]);
     }
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
       if (first + k >= lines.count) break;
       Vec raw = pieces[k].get(from[k]);
-      if (!is_there[k]) load_existing(from[k], params.input, params.span, raw);
+      if (!is_there[k]) load_existing(from[k], params.input, params.runs.span, raw);
       held[(first + k) * threads] = raw;
     }
   }

@@ -1,4 +1,4 @@
-// Which softmax kernel a problem takes, and with what tiles. A vector has 16 bytes; all tensors begin at one.
+// Which softmax kernel a problem takes, and with what tiles. A vector has 16 bytes; all tensors but views begin at one.
 //
 // clang-format off
 // | lines                                                   | kernel                                             |
@@ -27,9 +27,10 @@
 // |   more steps                                            |   chunks.cuh: read twice                           |
 // clang-format on
 //
-// Forward, an input that is a view (its elements lie in runs) is read in place by the kernels of rows.cuh and
-// block_rows.cuh, and by held windows of columns of 128 bytes and more; for the others it is copied into the output
-// first.
+// Forward, where a block would hold more than 30 KB and most multiprocessors have none, slabs, and windows of no whole
+// vectors, are resident.cuh's instead. Forward, an input that is a view (its elements lie in runs) is read in place by
+// the kernels of rows.cuh and block_rows.cuh, and by held windows of columns of 128 bytes and more; for the others it
+// is copied into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -59,6 +60,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::kSize;
   using Base::kVec;
   using Base::launch;
+  using Base::launch_clusters;
   using Base::p_;
   using Base::run_columns;
   using Base::run_slabs;
@@ -92,7 +94,8 @@ class SoftmaxLaunch : TileLaunch<T> {
   static constexpr int kMostSteps = kSize == 8 ? kPackedElements : 16;
   static constexpr int64_t kMostStepsBytes = kHalf ? INT64_MAX : 4 << 20;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kNarrowBytes = 128;
-  // Blocks of a multiprocessor up to which launches of rows begin as the one before ends: rows are short work.
+  // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
+  // (kEarlyShare), as they are short.
   static constexpr int64_t kEarlyRowBlocks = 2;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
@@ -174,7 +177,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   void set_rows() {
     rows_ = this->template operands<SoftmaxRows<T>>();
     rows_.rows = p_.outer, rows_.columns = p_.length;
-    this->set_view(rows_);
+    rows_.runs = this->runs();
   }
   cudaError_t run_rows() {
     if (is_packed_row()) return run_packed();
@@ -263,13 +266,9 @@ class SoftmaxLaunch : TileLaunch<T> {
       if (p_.backward) kernel = softmax_backward_block_kernel<T, kBackwardVectors, kKind>;
     }
     const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
-    if (cluster > 8 && !is_possible(kernel, warps * 32, shared, cluster)) return std::nullopt;
-    const cudaError_t error = launch(
-        kernel, rows_, rows_.rows * cluster, warps * 32, shared, cluster, kEarlyRowBlocks * device_.multiprocessors);
-    if (error == cudaSuccess || cluster <= 8) return error;
-    // A green context, or an instance of a part of the GPU, may have no room for such a cluster.
-    cudaGetLastError();
-    return std::nullopt;
+    const int64_t grid = rows_.rows * cluster;
+    return launch_clusters(
+        grid <= kEarlyRowBlocks * device_.multiprocessors, kernel, rows_, grid, warps * 32, shared, cluster);
   }
 
   // Whether rows are so many that their last clusters run nearly alone, after all others, and few enough for a second
@@ -280,20 +279,6 @@ class SoftmaxLaunch : TileLaunch<T> {
     const int64_t waves = ceil_div(p_.outer, at_once);
     const int64_t bytes = p_.outer * p_.length * kSize * (p_.backward ? 2 : 1);
     return waves > 1 && 5 * p_.outer < 3 * waves * at_once && bytes <= kCachedBytes;
-  }
-
-  // Whether the device's groups of multiprocessors have room for such a cluster. One of 8 blocks is possible wherever
-  // there are clusters.
-  template <typename Kernel>
-  bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster) const {
-    allow_shared(kernel, shared, device_.shared_per_block);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaLaunchAttribute attribute = in_clusters_of(cluster);
-    const cudaLaunchConfig_t config = launch_config(cluster, threads, shared, stream_, &attribute, cluster > 1 ? 1 : 0);
-    int clusters = 0;
-    const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-    if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess && clusters > 0;
   }
 
   SoftmaxRows<T> rows_{};

@@ -11,7 +11,8 @@ namespace dcs {
 
 // Tensors seen as (outer, length, inner), contiguous; all sizes are at least 1. Forward: output = softmax(input) along
 // length. Backward: output = (input - sum(input * saved)) * saved, where input is the gradient and saved the softmax.
-// output may be input. The input's elements may lie in runs instead, as in common/runs.h; then `run` is not 0.
+// output may be input. Where `run` is not 0 the input's elements lie in runs instead, as in common/runs.h, and output
+// is other memory.
 struct SoftmaxProblem {
   int64_t outer = 1, length = 1, inner = 1;
   bool backward = false;

@@ -39,18 +39,11 @@ class SoftmaxLaunchBase {
   int64_t elements() const { return p_.outer * slab(); }
   template <typename Params>
   Params operands() const {
-    Params params{static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output)};
-    return params;
+    return {static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output)};
   }
 
   bool is_view() const { return p_.run > 0; }
-  // Where a view's elements lie.
-  template <typename Params>
-  void set_view(Params& params) const {
-    if (!is_view()) return;
-    params.runs = RunIndex(elements(), p_.run, p_.gap);
-    params.span = elements() + (elements() - 1) / p_.run * p_.gap;
-  }
+  RunIndex runs() const { return is_view() ? RunIndex(elements(), p_.run, p_.gap) : RunIndex(); }
   // A view's elements become the output's, in place.
   cudaError_t copy_view() {
     const cudaError_t error = copy_runs({p_.input, p_.output, elements(), p_.run, p_.gap, kSize}, stream_);
@@ -59,23 +52,28 @@ class SoftmaxLaunchBase {
     return error;
   }
 
-  // Kernels wait themselves for the launch before them, so that those of up to `most_early` blocks begin as it ends.
+  // Kernels wait themselves for the launch before them, so that those of few blocks begin as it ends.
   template <typename Kernel, typename Params>
-  cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0,
-      int cluster = 1, std::optional<int64_t> most_early = std::nullopt) const {
-    const struct {
-      bool dependent;
-      int cluster;
-    } plan{device_.cluster > 1 && grid <= most_early.value_or(device_.multiprocessors / kEarlyShare), cluster};
-    cudaLaunchAttribute attributes[2];
-    const int count = find_attributes(kernel, plan, attributes);
-    return launch_with(attributes, count, kernel, params, grid, threads, shared);
+  cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0) const {
+    return launch_at(begins_early(grid), kernel, params, grid, threads, shared);
   }
   // After another kernel of this call.
   template <typename Kernel, typename Params>
   cudaError_t launch_after(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared) const {
-    return launch(kernel, params, grid, threads, shared, 1, grid);
+    return launch_at(true, kernel, params, grid, threads, shared);
   }
+  // In clusters. Nothing where these have more than 8 blocks and the device's groups of multiprocessors have no room
+  // for one: it may be a green context, or an instance of a part of a GPU.
+  template <typename Kernel, typename Params>
+  std::optional<cudaError_t> launch_clusters(bool early, Kernel kernel, const Params& params, int64_t grid,
+      int64_t threads, int64_t shared, int cluster) const {
+    if (cluster > 8 && !is_possible(kernel, threads, shared, cluster)) return std::nullopt;
+    const cudaError_t error = launch_at(early, kernel, params, grid, threads, shared, cluster);
+    if (error == cudaSuccess || cluster <= 8) return error;
+    cudaGetLastError();
+    return std::nullopt;
+  }
+  bool begins_early(int64_t grid) const { return grid <= device_.multiprocessors / kEarlyShare; }
   // All blocks at once, or none.
   template <typename Kernel, typename Params>
   cudaError_t launch_together(
@@ -88,6 +86,30 @@ class SoftmaxLaunchBase {
   int64_t shared_of(int blocks) const {
     return std::min<int64_t>(device_.shared_per_block, device_.shared_per_multiprocessor / blocks - 1024) -
         kStaticBytes;
+  }
+
+  template <typename Kernel, typename Params>
+  cudaError_t launch_at(bool early, Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared,
+      int cluster = 1) const {
+    const struct {
+      bool dependent;
+      int cluster;
+    } plan{early && device_.cluster > 1, cluster};
+    cudaLaunchAttribute attributes[2];
+    const int count = find_attributes(kernel, plan, attributes);
+    return launch_with(attributes, count, kernel, params, grid, threads, shared);
+  }
+
+  template <typename Kernel>
+  bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster) const {
+    allow_shared(kernel, shared, device_.shared_per_block);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cudaLaunchAttribute attribute = in_clusters_of(cluster);
+    const cudaLaunchConfig_t config = launch_config(cluster, threads, shared, stream_, &attribute, 1);
+    int clusters = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    if (error != cudaSuccess) cudaGetLastError();
+    return error == cudaSuccess && clusters > 0;
   }
 
   template <typename Kernel, typename Params>

@@ -113,8 +113,8 @@ class Memory final : public SoftmaxWorkspace {
   Workspace memory_;
 };
 
-// The input is a view where it does not match the output: it has holes, is expanded or begins inside a vector. What is
-// no runs of elements is copied into the output, and the kernel runs in place.
+// The input is a view where it does not match the output: it has holes, is expanded or begins inside a vector. One
+// whose elements do not lie in runs is copied into the output, and the kernel runs in place.
 void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tensor* saved, Tensor& output) {
   problem.input = input.const_data_ptr();
   if (!matches(input, output)) {

@@ -18,9 +18,7 @@ struct SoftmaxRows {
   int lane_bits;  // lanes of a short row, as a power of two
   int share;      // vectors of a row that a block takes
   uint32_t zero;
-  // Of an input that is a view: where its elements lie, and how many there are from its first one to its last one.
-  RunIndex runs;
-  int64_t span;
+  RunIndex runs;  // of an input that is a view
 };
 
 // What rows are: whole vectors; any number of elements, so that a vector at a row's end is another's, too; the same, of
@@ -138,7 +136,7 @@ struct LaneRows {
       const T* const (&from)[kRows], const Range (&range)[kRows], Vec (&raw)[kRows][kVectors]) const {
     AnyVector<T> pieces[kRows][kVectors];
     const auto is_there = [&](int r, int k) {
-      return has(range[r], k) && is_within(from[r] + k * lanes * kVec, params.input, params.span);
+      return has(range[r], k) && is_within(from[r] + k * lanes * kVec, params.input, params.runs.span);
     };
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -151,7 +149,7 @@ struct LaneRows {
       for (int k = 0; k < kVectors; ++k) {
         raw[r][k] = pieces[r][k].get(from[r] + k * lanes * kVec);
         if (has(range[r], k) && !is_there(r, k))
-          load_existing(from[r] + k * lanes * kVec, params.input, params.span, raw[r][k]);
+          load_existing(from[r] + k * lanes * kVec, params.input, params.runs.span, raw[r][k]);
       }
     }
   }

@@ -14,6 +14,7 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
  protected:
   using Base = SoftmaxLaunchBase<T>;
   using Base::Base;
+  using Base::begins_early;
   using Base::device_;
   using Base::elements;
   using Base::is_view;
@@ -22,6 +23,7 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   using Base::kVec;
   using Base::launch;
   using Base::launch_after;
+  using Base::launch_clusters;
   using Base::launch_together;
   using Base::p_;
   using Base::shared_of;
@@ -50,7 +52,7 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   SoftmaxTiles<T> tiles() const {
     auto tiles = this->template operands<SoftmaxTiles<T>>();
     tiles.outer = p_.outer, tiles.length = p_.length, tiles.inner = p_.inner;
-    this->set_view(tiles);
+    tiles.runs = this->runs();
     return tiles;
   }
   // Shared memory of a block that holds so many vectors and joins so many parts.
@@ -59,14 +61,16 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
   }
   // Forward, as backward has no powers to make.
   bool leaves_idle(int64_t blocks, int64_t vectors) const {
-    return !p_.backward && !is_view() && 2 * blocks < device_.multiprocessors && vectors * 16 > kFewBlocksBytes &&
-        slab_unit() <= kTileThreads;
+    return !p_.backward && !is_view() && 2 * blocks < device_.multiprocessors && vectors * 16 > kFewBlocksBytes;
+  }
+  template <typename Kernel>
+  std::optional<cudaError_t> launch_held(
+      Kernel kernel, const SoftmaxTiles<T>& params, int64_t tiles, int64_t threads, int64_t shared, int cluster) const {
+    return launch_clusters(begins_early(tiles * cluster), kernel, params, tiles * cluster, threads, shared, cluster);
   }
   template <template <typename> class Lines>
-  cudaError_t launch_held(
-      const SoftmaxTiles<T>& params, int64_t tiles, int64_t threads, int64_t shared, int cluster) const {
-    return launch(p_.backward ? softmax_held_kernel<T, true, Lines> : softmax_held_kernel<T, false, Lines>, params,
-        tiles * cluster, threads, shared, cluster);
+  auto held_kernel() const {
+    return p_.backward ? softmax_held_kernel<T, true, Lines> : softmax_held_kernel<T, false, Lines>;
   }
   // `columns`: of a tile; `shared`: parts that a block's join takes.
   template <template <typename> class Lines>
@@ -106,8 +110,10 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
           params.each * threads, slab_parts<T>(p_.inner, width, threads) + held_exchange_parts(p_.inner, cluster));
       // A few clusters take longer than two launches.
       if (shared <= shared_of(3) && (cluster == 1 || p_.outer * cluster >= 16) &&
-          !leaves_idle(p_.outer * cluster, share))
-        return launch_held<Slab>(params, p_.outer, threads, shared, cluster);
+          !leaves_idle(p_.outer * cluster, share)) {
+        const auto error = launch_held(held_kernel<Slab>(), params, p_.outer, threads, shared, cluster);
+        if (error) return *error;
+      }
     }
     return run_together();
   }
@@ -192,11 +198,13 @@ class TileLaunch : protected SoftmaxLaunchBase<T> {
     params.each = static_cast<int>(params.chunk / down);
     const int64_t shared = held_bytes(
         params.each * threads, column_parts<T>(across, threads) + held_exchange_parts(across * kVec, cluster));
-    if (threads > kTileThreads || shared > room || leaves_idle(count * cluster, params.each * threads))
+    if (threads > kTileThreads || shared > room) return std::nullopt;
+    // Those of no whole vectors can be slabs, which more blocks hold.
+    if (!whole(p_.inner) && slab_unit() <= kTileThreads && leaves_idle(count * cluster, params.each * threads))
       return std::nullopt;
     if (is_view())
-      return launch(softmax_held_kernel<T, false, ViewWindow>, params, count * cluster, threads, shared, cluster);
-    return launch_held<ColumnWindow>(params, count, threads, shared, cluster);
+      return launch_held(softmax_held_kernel<T, false, ViewWindow>, params, count, threads, shared, cluster);
+    return launch_held(held_kernel<ColumnWindow>(), params, count, threads, shared, cluster);
   }
 
   // Windows that a block or a cluster has room for.

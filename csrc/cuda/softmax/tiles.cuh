@@ -32,9 +32,7 @@ struct SoftmaxTiles {
   // Of blocks that run together: their parts' words, (tiles, chunks, columns), and what tells this launch's.
   void* words;
   CallTag tag;
-  // Of an input that is a view: where its elements lie, and how many there are from its first one to its last one.
-  RunIndex runs;
-  int64_t span;
+  RunIndex runs;  // of an input that is a view
 
   __device__ __forceinline__ int64_t elements() const { return outer * length * inner; }
 };

@@ -125,6 +125,8 @@ struct SerialColumn {
       return *reinterpret_cast<const uint8_t*>(at) | *reinterpret_cast<const uint8_t*>(at + flag_apart) << 8;
     }
   }
+  // Of the u-th column; any byte but 0 is set.
+  __device__ __forceinline__ static uint32_t is_set(uint32_t flags, int u) { return (flags >> 8 * u & 0xff) != 0; }
   // To the row's end, of two batches at most.
   __device__ __forceinline__ int steps_left() const { return static_cast<int>(min(to_end, int64_t{2 * kBatch + 1})); }
   // A step whose operands have come; kGuarded: perhaps the row's last one.
@@ -134,7 +136,7 @@ struct SerialColumn {
     if constexpr (kFlags) {
       const uint32_t cutting = shifted ? flag_before : flag[b];
 #pragma unroll
-      for (int u = 0; u < kUnit; ++u) cut |= (cutting >> 8 * u & 1) << u, dropped |= (flag[b] >> 8 * u & 1) << u;
+      for (int u = 0; u < kUnit; ++u) cut |= is_set(cutting, u) << u, dropped |= is_set(flag[b], u) << u;
       flag_before = flag[b];
     }
     *reinterpret_cast<Cell*>(output.at + b * output.apart) = scan.step(x[b], g[kStep ? b : 0], conjugate, cut);
