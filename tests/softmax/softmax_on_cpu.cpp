@@ -29,7 +29,8 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 
 #define cudaLaunchKernelEx(config, kernel, params) launch_emulated(*(config), kernel, params)
 #define cudaFuncSetAttribute(...) cudaSuccess
-#define cudaOccupancyMaxActiveClusters(...) cudaErrorNotSupported
+// Half of the time the device has room for a cluster of 16.
+#define cudaOccupancyMaxActiveClusters(clusters, ...) (*(clusters) = static_cast<int>(launch_seed % 2), cudaSuccess)
 #define cudaGetLastError() cudaSuccess
 #define cudaStreamIsCapturing(stream, status) \
   (*(status) = launch_seed % 3 ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive, cudaSuccess)
@@ -212,6 +213,11 @@ int draw_multiprocessors(std::mt19937& random) {
   return kCounts[random() % 3];
 }
 
+int draw_cluster(std::mt19937& random) {
+  constexpr int kBlocks[] = {1, 1, 8, 16};
+  return kBlocks[random() % 4];
+}
+
 // Sizes whose product is about a number of elements, most of them in a slab; a half with one column.
 Case draw(std::mt19937& random) {
   std::uniform_real_distribution<double> uniform;
@@ -226,7 +232,7 @@ Case draw(std::mt19937& random) {
   c.in_place = random() % 3 == 0;
   c.special = random() % 3 == 0;
   c.multiprocessors = random() % 2 ? 1 : draw_multiprocessors(random);
-  c.cluster = random() % 2 ? 1 : 8;
+  c.cluster = draw_cluster(random);
   c.shared = 100;
   draw_runs(c, random);
   return c;
@@ -239,7 +245,7 @@ constexpr int kLongCount = sizeof kLong / sizeof kLong[0];
 
 Case long_case(int index, std::mt19937& random) {
   Case c{kLong[index][0], kLong[index][1], kLong[index][2], random() % 2 == 0, false, random() % 2 == 0,
-      draw_multiprocessors(random), random() % 2 ? 1 : 8, 100, 0, 0, 0};
+      draw_multiprocessors(random), draw_cluster(random), 100, 0, 0, 0};
   draw_runs(c, random);
   return c;
 }
