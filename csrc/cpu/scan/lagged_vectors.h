@@ -33,13 +33,6 @@ struct LocalGates {
   }
 };
 
-template <int kLag>
-DCS_INLINE Vector repeat(const double* columns) {
-  double lanes[kWidth];
-  for (int i = 0; i < kWidth; ++i) lanes[i] = columns[i % kLag];
-  return load(lanes);
-}
-
 // What a vector's lanes continue, and those of the vector after it.
 template <int kLag>
 struct LaggedCarry {
@@ -67,35 +60,65 @@ struct Folded {
   double sums[kMostLag], products[kMostLag];
 };
 
-// Scans `count` elements (padded to pairs of vectors) from `carries`, one a column; false if a value is not finite. The
-// carry takes one multiply-add for two vectors. With kFold, whose tiles are whole pairs, folds them onto `folded`, and
-// the values of its scan count too.
+// A scan by pairs of vectors, for which a carry takes one multiply-add. kFold: folds them onto `folded`, too.
 template <int kLag, bool kFold>
-bool scan_lagged(
-    const double* x, const double* gates, double* y, int64_t count, int levels, const double* carries, Folded* folded) {
-  LaggedCarry<kLag> carry(carries), sum(kFold ? folded->sums : carries), product(kFold ? folded->products : carries);
-  const Vector zeros = splat(0.0);
-  Vector specials = zeros;  // a NaN once a value is infinite or NaN
-  for (int64_t i = 0; i < count; i += 2 * kWidth) {
-    const LocalGates<kLag> a(load(gates + i), levels), b(load(gates + i + kWidth), levels);
-    const Vector v_a = a.scan(load(x + i), levels),
-                 v_b = multiply_add(b.product, repeat_last<kLag>(v_a), b.scan(load(x + i + kWidth), levels)),
-                 both = multiply(b.product, repeat_last<kLag>(a.product));
-    const Vector y_a = multiply_add(a.product, carry.near, v_a), y_b = multiply_add(both, carry.far, v_b);
-    carry.follow(y_b);
-    store(y + i, y_a);
-    store(y + i + kWidth, y_b);
-    specials = multiply_add(y_b, zeros, multiply_add(y_a, zeros, specials));
+struct PairScan {
+  const int levels;
+  LaggedCarry<kLag> carry, sum, product;
+  Vector specials = splat(0.0);  // a NaN once a value is infinite or NaN
+
+  DCS_INLINE PairScan(const double* carries, const Folded* folded, int of_levels)
+      : levels(of_levels),
+        carry(carries),
+        sum(kFold ? folded->sums : carries),
+        product(kFold ? folded->products : carries) {}
+
+  // `both`: the products of the second vector's gates down to the first one's beginning. write(result, result) where
+  // results are asked for.
+  template <bool kWrite, typename Write>
+  DCS_INLINE void take(
+      const LocalGates<kLag>& a, const LocalGates<kLag>& b, Vector both, Vector x_a, Vector x_b, const Write& write) {
+    const Vector v_a = a.scan(x_a, levels), v_b = multiply_add(b.product, repeat_last<kLag>(v_a), b.scan(x_b, levels)),
+                 zeros = splat(0.0);
+    if constexpr (kWrite) {
+      const Vector y_a = multiply_add(a.product, carry.near, v_a), y_b = multiply_add(both, carry.far, v_b);
+      carry.follow(y_b);
+      write(y_a, y_b);
+      specials = multiply_add(y_b, zeros, multiply_add(y_a, zeros, specials));
+    }
     if constexpr (kFold) {
       sum.follow(multiply_add(both, sum.far, v_b));
       product.follow(multiply(both, product.far));
     }
   }
-  if constexpr (kFold) {
-    sum.write(folded->sums);
-    product.write(folded->products);
+  // Whether all results were finite.
+  DCS_INLINE bool finish(Folded* folded) const {
+    if constexpr (kFold) {
+      sum.write(folded->sums);
+      product.write(folded->products);
+    }
+    return !has_special(specials);
   }
-  return !has_special(specials);
+};
+template <int kLag>
+DCS_INLINE Vector products_of(const LocalGates<kLag>& a, const LocalGates<kLag>& b) {
+  return multiply(b.product, repeat_last<kLag>(a.product));
+}
+
+// Scans `count` elements (padded to pairs of vectors) from `carries`, one a column; false if a value is not finite.
+// With kFold, whose tiles are whole pairs, the values of its scan count too.
+template <int kLag, bool kFold>
+bool scan_lagged(
+    const double* x, const double* gates, double* y, int64_t count, int levels, const double* carries, Folded* folded) {
+  PairScan<kLag, kFold> scan(carries, folded, levels);
+  for (int64_t i = 0; i < count; i += 2 * kWidth) {
+    const LocalGates<kLag> a(load(gates + i), levels), b(load(gates + i + kWidth), levels);
+    scan.template take<true>(a, b, products_of(a, b), load(x + i), load(x + i + kWidth), [&](Vector y_a, Vector y_b) {
+      store(y + i, y_a);
+      store(y + i + kWidth, y_b);
+    });
+  }
+  return scan.finish(folded);
 }
 
 // The same of one gate for all, from memory to memory, with the same bits; false if a value that is asked for is not
@@ -103,52 +126,40 @@ bool scan_lagged(
 template <typename T, int kLag, bool kFold, bool kWrite>
 bool scan_same_gates(
     const T* x, T* y, int64_t count, bool reverse, double gate, int levels, const double* carries, Folded* folded) {
-  LaggedCarry<kLag> carry(carries), sum(kFold ? folded->sums : carries), product(kFold ? folded->products : carries);
+  PairScan<kLag, kFold> scan(carries, folded, levels);
   const LocalGates<kLag> gates(splat(gate), levels);
-  const Vector both = multiply(gates.product, repeat_last<kLag>(gates.product)), zeros = splat(0.0);
-  Vector specials = zeros;  // a NaN once a value is infinite or NaN
-  // from(i), to(i, vector): elements i ... i + kWidth - 1 in scan order.
-  const auto pair = [&](int64_t i, const auto& from, const auto& to) __attribute__((always_inline)) {
-    const Vector v_a = gates.scan(from(i), levels),
-                 v_b = multiply_add(gates.product, repeat_last<kLag>(v_a), gates.scan(from(i + kWidth), levels));
-    if constexpr (kWrite) {
-      const Vector y_a = multiply_add(gates.product, carry.near, v_a), y_b = multiply_add(both, carry.far, v_b);
-      carry.follow(y_b);
-      to(i, y_a);
-      to(i + kWidth, y_b);
-      specials = multiply_add(y_b, zeros, multiply_add(y_a, zeros, specials));
-    }
-    if constexpr (kFold) {
-      sum.follow(multiply_add(both, sum.far, v_b));
-      product.follow(multiply(both, product.far));
-    }
-  };
+  const Vector both = products_of(gates, gates);
   const int64_t whole = count / (2 * kWidth) * (2 * kWidth);
   if (reverse) {
     const T* const last = x + (count - kWidth);
     T* const last_to = y + (count - kWidth);
     for (int64_t i = 0; i < whole; i += 2 * kWidth)
-      pair(
-          i, [&](int64_t k) { return reversed(load(last - k)); },
-          [&](int64_t k, Vector v) { store(last_to - k, reversed(v)); });
+      scan.template take<kWrite>(
+          gates, gates, both, reversed(load(last - i)), reversed(load(last - i - kWidth)), [&](Vector y_a, Vector y_b) {
+            store(last_to - i, reversed(y_a));
+            store(last_to - i - kWidth, reversed(y_b));
+          });
   } else {
     for (int64_t i = 0; i < whole; i += 2 * kWidth)
-      pair(i, [&](int64_t k) { return load(x + k); }, [&](int64_t k, Vector v) { store(y + k, v); });
+      scan.template take<kWrite>(gates, gates, both, load(x + i), load(x + i + kWidth), [&](Vector y_a, Vector y_b) {
+        store(y + i, y_a);
+        store(y + i + kWidth, y_b);
+      });
   }
   if (whole < count) {
     double rest[2 * kWidth] = {}, results[2 * kWidth];
     const auto place = [&](int64_t i) { return reverse ? count - 1 - i : i; };
     for (int64_t i = whole; i < count; ++i) rest[i - whole] = Element<T>::load(x[place(i)]);
-    pair(0, [&](int64_t k) { return load(rest + k); }, [&](int64_t k, Vector v) { store(results + k, v); });
+    scan.template take<kWrite>(gates, gates, both, load(rest), load(rest + kWidth), [&](Vector y_a, Vector y_b) {
+      store(results, y_a);
+      store(results + kWidth, y_b);
+    });
     if constexpr (kWrite)
       for (int64_t i = whole; i < count; ++i) y[place(i)] = Element<T>::store(results[i - whole]);
   }
-  bool all_finite = !has_special(specials);
-  if constexpr (kFold) {
-    sum.write(folded->sums);
-    product.write(folded->products);
+  bool all_finite = scan.finish(folded);
+  if constexpr (kFold)
     for (int c = 0; c < kLag; ++c) all_finite = all_finite && is_finite(folded->sums[c]);
-  }
   return all_finite;
 }
 
