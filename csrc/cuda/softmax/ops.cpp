@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/host.h"
-#include "common/runs.h"
 #include "softmax/launch.h"
 
 namespace dcs {
@@ -81,14 +80,14 @@ bool matches(const Tensor& tensor, const Tensor& output) {
   return same_strides(tensor, output) && (address(tensor) - address(output)) % 16 == 0;
 }
 
-// `from` as runs of the elements of `to`, which is dense; null where it lies otherwise: with gaps within gaps, or its
-// dimensions in another order.
-std::optional<Runs> runs_of(const Tensor& from, Tensor& to) {
+// Says in what runs `from` has the elements of `to`, which is dense. False where it lies otherwise: with gaps within
+// gaps, or its dimensions in another order.
+bool set_runs(const Tensor& from, const Tensor& to, SoftmaxProblem& problem) {
   const auto sizes = from.sizes(), strides = from.strides();
   int64_t elements = 1, expected = 1, run = 0, pitch = 0;  // of `to`; the stride that goes on as it began
   for (const size_t d : dimensions(to)) {
     if (strides[d] != expected) {
-      if (run > 0) return std::nullopt;
+      if (run > 0) return false;
       run = elements;
       pitch = expected = strides[d];
     }
@@ -96,8 +95,9 @@ std::optional<Runs> runs_of(const Tensor& from, Tensor& to) {
     expected *= sizes[d];
   }
   if (run == 0) run = pitch = elements;
-  return Runs{
-      from.const_data_ptr(), to.mutable_data_ptr(), elements, run, pitch - run, static_cast<int>(from.element_size())};
+  problem.run = run;
+  problem.gap = pitch - run;
+  return true;
 }
 
 class Memory final : public SoftmaxWorkspace {
@@ -117,15 +117,9 @@ class Memory final : public SoftmaxWorkspace {
 // whose elements do not lie in runs is copied into the output, and the kernel runs in place.
 void run(const char* op, SoftmaxProblem problem, const Tensor& input, const Tensor* saved, Tensor& output) {
   problem.input = input.const_data_ptr();
-  if (!matches(input, output)) {
-    const std::optional<Runs> runs = runs_of(input, output);
-    if (runs) {
-      problem.run = runs->run;
-      problem.gap = runs->gap;
-    } else {
-      torch::stable::copy_(output, input);
-      problem.input = output.const_data_ptr();
-    }
+  if (!matches(input, output) && !set_runs(input, output, problem)) {
+    torch::stable::copy_(output, input);
+    problem.input = output.const_data_ptr();
   }
   problem.saved = saved ? saved->const_data_ptr() : nullptr;
   problem.output = output.mutable_data_ptr();
