@@ -11,7 +11,11 @@
 // |   slabs of one column:                                  |                                                    |
 // |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
 // |   longer ones                                           | chunks.cuh: read twice                             |
+// | inner of whole vectors, 128 bytes and more, of up to 8  | thread_columns.cuh: a thread takes all steps of a  |
+// |   steps, or 16 of what has four bytes or more           |   vector                                           |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
+// | few elements, inner of 32 bytes and more                | thread_columns.cuh: a thread takes some steps of   |
+// |                                                         |   one column                                       |
 // | inner below 128 bytes; or below 512 if no whole vectors |                                                    |
 // |   and many slabs; or, if none, what no cluster has room |                                                    |
 // |   for as columns:                                       | slabs.cuh, tiles of whole slabs:                   |
@@ -19,22 +23,23 @@
 // |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
-// |   up to 8 steps of no whole vectors, or of half         |                                                    |
-// |   precision that fill a block; up to 16 of no whole     |                                                    |
-// |   vectors, of half precision or in few bytes            | packed_lines.cuh, steps                            |
+// |   up to 8 steps of no whole vectors; up to 16 of half   |                                                    |
+// |   precision or in few bytes                             | packed_lines.cuh, steps                            |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
 // clang-format on
 //
 // Forward, where a block would hold more than 30 KB and most multiprocessors have none, slabs, and windows of no whole
-// vectors, are resident.cuh's instead. Forward, an input that is a view (its elements lie in runs) is read in place by
-// the kernels of rows.cuh and block_rows.cuh, and by held windows of columns of 128 bytes and more; for the others it
-// is copied into the output first.
+// vectors, are resident.cuh's instead. An input that is a view (its elements lie in runs) is read in place by
+// thread_columns.cuh where it has few elements; forward also by rows.cuh and block_rows.cuh, by packed_lines.cuh where
+// a run has whole rows, or slabs, and by held windows of columns of 128 bytes and more. For the others it is copied
+// into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
 #include "softmax/packed_lines.cuh"
+#include "softmax/thread_launch.cuh"
 #include "softmax/tile_launch.cuh"
 
 namespace dcs {
@@ -55,6 +60,8 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::copy_view;
   using Base::device_;
   using Base::elements;
+  using Base::has_whole_steps;
+  using Base::is_small;
   using Base::is_view;
   using Base::kHalf;
   using Base::kSize;
@@ -64,7 +71,9 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::p_;
   using Base::run_columns;
   using Base::run_slabs;
+  using Base::run_small;
   using Base::run_together;
+  using Base::run_whole_steps;
   using Base::run_windows;
   using Base::slab;
   using Base::slab_unit;
@@ -81,7 +90,10 @@ class SoftmaxLaunch : TileLaunch<T> {
       if (const cudaError_t error = copy_view(); error != cudaSuccess) return error;
     }
     if (p_.inner == 1) return run_rows();
-    if (slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements) return run_packed();
+    if (has_whole_steps()) return run_whole_steps();
+    if (is_packed_slab()) return run_packed();
+    if (is_small())
+      if (const std::optional<cudaError_t> error = run_small()) return *error;
     const bool narrow = p_.inner * kSize < kNarrowBytes,
                many = !whole(p_.inner) && p_.inner * kSize < 512 && p_.outer >= device_.multiprocessors;
     if ((narrow || many) && slab_unit() <= kTileThreads) return run_slabs();
@@ -93,7 +105,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   // Of columns that are no whole vectors, to a thread, at most; and bytes of the tensor for more than kPackedElements.
   static constexpr int kMostSteps = kSize == 8 ? kPackedElements : 16;
   static constexpr int64_t kMostStepsBytes = kHalf ? INT64_MAX : 4 << 20;
-  static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kNarrowBytes = 128;
+  static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kPackedViewBytes = 128, kNarrowBytes = 128;
   // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
   // (kEarlyShare), as they are short.
   static constexpr int64_t kEarlyRowBlocks = 2;
@@ -101,17 +113,20 @@ class SoftmaxLaunch : TileLaunch<T> {
   static constexpr int64_t kCachedBytes = 24 << 20;
 
   bool has_few_steps() const {
-    const bool may_be = !whole(p_.inner) || (kHalf && slab() * kSize >= kPackedBytes);
-    const int64_t most = whole(p_.inner) || elements() * kSize > kMostStepsBytes ? kPackedElements : kMostSteps;
-    return may_be && p_.length <= most;
+    return !whole(p_.inner) && p_.length <= (elements() * kSize > kMostStepsBytes ? kPackedElements : kMostSteps);
   }
 
   // Of a view, where a kernel reads it in place.
   std::optional<cudaError_t> run_view() {
-    if (p_.backward || p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
+    if (is_small() && !is_packed_slab())
+      if (const std::optional<cudaError_t> error = run_small()) return error;
+    if (p_.backward) return std::nullopt;
+    if (is_packed_view()) return run_packed();
+    if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
     if (p_.inner > 1) {
-      const bool is_narrow = p_.inner * kSize < kNarrowBytes || slab() * kSize <= kPackedSlabBytes;
-      return is_narrow || has_few_steps() ? std::nullopt : run_windows();
+      const bool is_narrow = p_.inner * kSize < kNarrowBytes || is_packed_slab(),
+                 is_short = has_few_steps() || (kHalf && p_.length <= kPackedElements);
+      return is_narrow || is_short ? std::nullopt : run_windows();
     }
     if (is_packed_row()) return std::nullopt;
     set_rows();
@@ -121,8 +136,15 @@ class SoftmaxLaunch : TileLaunch<T> {
   SoftmaxPacked<T> packed() const {
     auto packed = this->template operands<SoftmaxPacked<T>>();
     packed.elements = elements();
+    packed.runs = this->runs();
     packed.length = static_cast<int>(p_.length);
     return packed;
+  }
+
+  // Whether rows, or slabs, are short, and so are the gaps between their runs, which are read with them.
+  bool is_packed_view() const {
+    const bool is_short = p_.inner == 1 ? !whole(p_.length) && p_.length * kSize < kPackedViewBytes : is_packed_slab();
+    return is_short && p_.run % slab() == 0 && p_.gap >= 0 && p_.gap <= p_.run;
   }
 
   cudaError_t run_packed() const {
@@ -133,7 +155,10 @@ class SoftmaxLaunch : TileLaunch<T> {
     params.tile =
         static_cast<int>(round_up(std::max<int64_t>(slabs, 1), kVec / std::gcd<int64_t>(slab(), kVec)) * slab());
     while (kPackedElements << params.lane_bits < p_.length) ++params.lane_bits;
-    const int64_t grid = ceil_div(params.elements, params.tile), shared = params.tile * kSize * (p_.backward ? 2 : 1);
+    const int64_t grid = ceil_div(params.elements, params.tile);
+    int64_t shared = params.tile * (p_.backward ? 2 : 1);
+    if (is_view()) shared += params.tile + (params.tile / p_.run + 1) * p_.gap + 2 * kVec;
+    shared *= kSize;
     return with_elements([&](auto elements) {
       constexpr int kElements = decltype(elements)::value;
       return launch(
@@ -173,6 +198,9 @@ class SoftmaxLaunch : TileLaunch<T> {
     return run(std::integral_constant<int, kPackedElements>());
   }
 
+  bool is_packed_slab() const {
+    return p_.inner > 1 && slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements;
+  }
   bool is_packed_row() const { return !whole(p_.length) && p_.length * kSize < kPackedRowBytes; }
   void set_rows() {
     rows_ = this->template operands<SoftmaxRows<T>>();

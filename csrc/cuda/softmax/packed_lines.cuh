@@ -26,7 +26,28 @@ struct SoftmaxPacked {
   // Steps: elements of one; columns of a block, whole vectors; windows of an outer.
   int64_t inner, windows;
   int window;
+  RunIndex runs;
 };
+
+// Memory of a view from element `first` to element `last`, in whole vectors, and what lies between its runs with them.
+// The result is where `first` is in `span`.
+template <typename T>
+__device__ __forceinline__ int load_span(const SoftmaxPacked<T>& params, int64_t first, int64_t last, T* span) {
+  constexpr int kVec = 16 / sizeof(T);
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(params.input + first) / sizeof(T) % kVec);
+  const int count = static_cast<int>(last - first) + 1 + shift;
+  for (int at = threadIdx.x * kVec; at < count; at += kPackedThreads * kVec) {
+    const int64_t number = first - shift + at;
+    if (number >= 0 && number + kVec <= params.runs.span) {
+      copy_async(span + at, params.input + number);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i)
+        if (number + i >= 0 && number + i < params.runs.span) span[at + i] = params.input[number + i];
+    }
+  }
+  return shift;
+}
 
 // Vector `vector` of a step's window and of the same offset in shared memory, which has a vector more than the window.
 template <typename T>
@@ -52,16 +73,17 @@ __device__ __forceinline__ int valid_bytes(const SoftmaxPacked<T>& params, int64
   return static_cast<int>(min(params.elements - from, static_cast<int64_t>(16 / sizeof(T))) * sizeof(T));
 }
 
-// A lane's elements of a line, in shared memory: number i, of those below `count`, is at `at(i)`.
+// A lane's elements of a line, in shared memory: number i, of those below `count`, is at `at(i)` of all three.
 template <int kElements, bool kBackward, typename T, typename At>
-__device__ __forceinline__ void packed_softmax(T* tile, const T* saved, int count, int lanes, const At& at) {
+__device__ __forceinline__ void packed_softmax(
+    const T* input, const T* saved, T* tile, int count, int lanes, const At& at) {
   using Acc = typename Types<T>::Acc;
   Acc x[kElements], total = 0;
   if constexpr (kBackward) {
     Acc y[kElements];
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      x[i] = i < count ? cast<Acc>(tile[at(i)]) : Acc(0);
+      x[i] = i < count ? cast<Acc>(input[at(i)]) : Acc(0);
       y[i] = i < count ? cast<Acc>(saved[at(i)]) : Acc(0);
       total += x[i] * y[i];
     }
@@ -69,18 +91,17 @@ __device__ __forceinline__ void packed_softmax(T* tile, const T* saved, int coun
 #pragma unroll
     for (int i = 0; i < kElements; ++i) x[i] = (x[i] - total) * y[i];
   } else {
-    Acc largest = kLowest<Acc>, scale;
+    Acc largest = kLowest<Acc>;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      x[i] = i < count ? cast<Acc>(tile[at(i)]) : Acc(-INFINITY);
+      x[i] = i < count ? cast<Acc>(input[at(i)]) : Acc(-INFINITY);
       largest = larger(largest, x[i]);
     }
     largest = lanes_largest(largest, lanes);
 #pragma unroll
     for (int i = 0; i < kElements; ++i) total += x[i] = shifted_power(x[i], largest);
     total = lanes_total(total, lanes);
-    if constexpr (std::is_same_v<Acc, float>) scale = reciprocal(total);
-    else scale = Acc(1) / total;
+    const Acc scale = inverse(total);
 #pragma unroll
     for (int i = 0; i < kElements; ++i) x[i] *= scale;
   }
@@ -100,10 +121,19 @@ __global__ void __launch_bounds__(kPackedThreads)
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * params.tile;
   const int count = static_cast<int>(min(params.elements - begin, static_cast<int64_t>(params.tile)));
   overlap_launches();
-  for (int first = threadIdx.x * kVec; first < count; first += kPackedThreads * kVec) {
-    const int valid = valid_bytes(params, begin + first);
-    copy_existing<16, sizeof(T)>(tile + first, params.input + begin + first, valid);
-    if constexpr (kBackward) copy_existing<16, sizeof(T)>(saved + first, params.saved + begin + first, valid);
+  // Of a view the memory of the block's elements, from `saved` on.
+  const bool is_view = !kBackward && params.runs.span > 0;
+  const int64_t gaps = is_view ? params.runs.beyond(begin) : 0;
+  const T* input = tile;
+  if (is_view) {
+    const int64_t last = begin + count - 1;
+    input = saved + load_span(params, begin + gaps, last + params.runs.beyond(last), saved);
+  } else {
+    for (int first = threadIdx.x * kVec; first < count; first += kPackedThreads * kVec) {
+      const int valid = valid_bytes(params, begin + first);
+      copy_existing<16, sizeof(T)>(tile + first, params.input + begin + first, valid);
+      if constexpr (kBackward) copy_existing<16, sizeof(T)>(saved + first, params.saved + begin + first, valid);
+    }
   }
   commit_copies();
   wait_for_copies<0>();
@@ -115,7 +145,9 @@ __global__ void __launch_bounds__(kPackedThreads)
     const int slab = params.columns == 1 ? line : line / params.columns;
     const int at = slab * params.columns * (params.length - 1) + line + lane * params.columns,
               apart = lanes * params.columns;
-    packed_softmax<kElements, kBackward>(tile, saved,
+    const int64_t number = begin + slab * params.columns * params.length;
+    const int64_t beyond = is_view && line < lines ? params.runs.beyond(number) - gaps : 0;
+    packed_softmax<kElements, kBackward>(input + beyond, saved, tile,
         line < lines ? (params.length - lane + lanes - 1) >> params.lane_bits : 0, lanes,
         [&](int i) { return at + i * apart; });
   }
@@ -153,7 +185,7 @@ __global__ void __launch_bounds__(kPackedThreads)
 
   const int shift = static_cast<int>(begin % kVec), turn = static_cast<int>(params.inner % kVec);
   for (int c = threadIdx.x; c < width; c += kPackedThreads)
-    packed_softmax<kElements, kBackward>(tile, saved, params.length, 1,
+    packed_softmax<kElements, kBackward>(tile, saved, tile, params.length, 1,
         [&](int step) { return step * pitch + ((shift + step * turn) & (kVec - 1)) + c; });
   __syncthreads();
   for (int v = threadIdx.x; v < vectors; v += kPackedThreads) {

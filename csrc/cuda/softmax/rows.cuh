@@ -224,8 +224,7 @@ struct LaneRows {
     for (int r = 0; r < kRows; ++r) {
       Acc scale;
       if constexpr (kFixed) scale = largest[r] < INFINITY ? reciprocal(fixed_warp_sum<kVec>(total[r])) : NAN;
-      else if constexpr (std::is_same_v<Acc, float>) scale = reciprocal(total[r]);
-      else scale = Acc(1) / total[r];
+      else scale = inverse(total[r]);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
 #pragma unroll

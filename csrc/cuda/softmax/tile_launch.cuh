@@ -4,15 +4,15 @@
 #include <optional>
 
 #include "softmax/chunks.cuh"
-#include "softmax/launch_base.cuh"
 #include "softmax/resident.cuh"
+#include "softmax/thread_launch.cuh"
 
 namespace dcs {
 
 template <typename T>
-class TileLaunch : protected SoftmaxLaunchBase<T> {
+class TileLaunch : protected ThreadLaunch<T> {
  protected:
-  using Base = SoftmaxLaunchBase<T>;
+  using Base = ThreadLaunch<T>;
   using Base::Base;
   using Base::begins_early;
   using Base::device_;

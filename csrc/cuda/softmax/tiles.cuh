@@ -100,10 +100,7 @@ template <bool kBackward, typename Acc, int kVec>
 __device__ __forceinline__ void invert_totals(Part<Acc> (&parts)[kVec]) {
   if constexpr (!kBackward) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      if constexpr (std::is_same_v<Acc, float>) parts[i].total = reciprocal(parts[i].total);
-      else parts[i].total = Acc(1) / parts[i].total;
-    }
+    for (int i = 0; i < kVec; ++i) parts[i].total = inverse(parts[i].total);
   }
 }
 

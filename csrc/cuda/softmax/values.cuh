@@ -26,6 +26,9 @@ __device__ __forceinline__ Acc shifted_power(Acc x, Acc largest) {
   return power((x - largest) * kExponentFactor<Acc>);
 }
 
+__device__ __forceinline__ float inverse(float total) { return reciprocal(total); }
+__device__ __forceinline__ double inverse(double total) { return 1 / total; }
+
 // Drops a NaN: the sum of powers has it.
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }

@@ -1,0 +1,126 @@
+// Which columns threads keep in registers (launch.cuh has the table).
+#pragma once
+
+#include <optional>
+
+#include "softmax/launch_base.cuh"
+#include "softmax/thread_columns.cuh"
+
+namespace dcs {
+
+template <typename T>
+class ThreadLaunch : protected SoftmaxLaunchBase<T> {
+ protected:
+  using Base = SoftmaxLaunchBase<T>;
+  using Base::Base;
+  using Base::begins_early;
+  using Base::device_;
+  using Base::elements;
+  using Base::is_view;
+  using Base::kSize;
+  using Base::kVec;
+  using Base::launch;
+  using Base::launch_clusters;
+  using Base::p_;
+  using Base::whole;
+  using typename Base::Acc;
+
+  // Whether columns are whole vectors of few enough steps for a thread.
+  bool has_whole_steps() const {
+    return !is_view() && p_.inner > 1 && whole(p_.inner) && p_.inner * kSize >= kLeastFewBytes &&
+        p_.length <= most_few_steps();
+  }
+  cudaError_t run_whole_steps() const {
+    SoftmaxColumns<T> params = columns();
+    params.inner_vectors = p_.inner / kVec;
+    params.vectors = p_.outer * params.inner_vectors;
+    if (p_.length <= 2) return launch_few_steps<2>(params);
+    if (p_.length <= 4) return launch_few_steps<4>(params);
+    if (kSize == 2 || p_.length <= 8) return launch_few_steps<8>(params);
+    return launch_few_steps<kSize == 2 ? 8 : 16>(params);
+  }
+
+  // Whether columns are few elements in all.
+  bool is_small() const {
+    const int64_t most = kSmallElements * (is_view() ? kViewTimes : 1) * device_.multiprocessors;
+    return p_.inner > 1 && p_.inner * kSize >= kSector && elements() <= most;
+  }
+  // If threads can hold them.
+  std::optional<cudaError_t> run_small() const {
+    // As wide as a block without a cluster can be.
+    const int64_t wanted = kColumnThreads * kThreadSteps * kSize / p_.length;
+    int64_t bytes = kLeastWindow;
+    while (2 * bytes <= std::min<int64_t>(wanted, kColumnThreads * kSize)) bytes *= 2;
+    for (; bytes >= kSector; bytes /= 2)
+      if (const auto error = run_windows_of(std::min(bytes / kSize, p_.inner))) return error;
+    return std::nullopt;
+  }
+
+ private:
+  // Of few steps: threads of a block, and bytes of a step.
+  static constexpr int64_t kFewStepsThreads = 128, kLeastFewBytes = 128;
+  // Steps of a thread, of many steps: at most, and to begin with.
+  static constexpr int64_t kMostThreadSteps = 16, kThreadSteps = 8;
+  // Elements of a small tensor to a multiprocessor, at most; times as many of a view, as it is not copied first.
+  static constexpr int64_t kSmallElements = 8000, kViewTimes = 4;
+  // Bytes that memory gives at once, and of a window, at least.
+  static constexpr int64_t kSector = 32, kLeastWindow = 64;
+
+  // As many as the registers have room for, and half of that backward, or of half precision, whose vectors have twice
+  // as many elements.
+  int64_t most_few_steps() const { return kSize == 8 || (kSize == 4 && !p_.backward) ? 16 : 8; }
+
+  SoftmaxColumns<T> columns() const {
+    auto columns = this->template operands<SoftmaxColumns<T>>();
+    columns.length = p_.length, columns.inner = p_.inner;
+    return columns;
+  }
+
+  template <int kSteps>
+  cudaError_t launch_few_steps(const SoftmaxColumns<T>& params) const {
+    constexpr int kBackwardSteps = kSize == 8 ? kSteps : std::min(kSteps, 8);
+    return launch(
+        p_.backward ? softmax_few_steps_kernel<T, kBackwardSteps, true> : softmax_few_steps_kernel<T, kSteps, false>,
+        params, ceil_div(params.vectors, kFewStepsThreads), kFewStepsThreads);
+  }
+
+  // Windows of about so many columns, if threads can hold them.
+  std::optional<cudaError_t> run_windows_of(int64_t about) const {
+    // Whole sectors, but where much of the last window would be empty.
+    const bool is_even = 8 * (round_up(p_.inner, about) - p_.inner) <= p_.inner;
+    const int64_t width = is_even ? about : ceil_div(p_.inner, std::max<int64_t>(1, p_.inner / about)),
+                  windows = ceil_div(p_.inner, width), tiles = p_.outer * windows,
+                  groups = std::min<int64_t>(kColumnThreads / width, p_.length);
+    if (groups == 0) return std::nullopt;
+    const auto each = [&](int64_t blocks) { return ceil_div(ceil_div(p_.length, blocks), groups); };
+    int blocks = 1;
+    while (blocks < std::min(device_.cluster, 8) &&
+        (each(blocks) > kMostThreadSteps || (tiles * blocks < device_.multiprocessors && each(blocks) > kThreadSteps)))
+      blocks *= 2;
+    if (each(blocks) > kMostThreadSteps) blocks = std::max(blocks, device_.cluster);
+    if (each(blocks) > kMostThreadSteps) return std::nullopt;
+    SoftmaxColumns<T> params = columns();
+    params.steps = ceil_div(p_.length, blocks);
+    params.windows = static_cast<int>(windows), params.width = static_cast<int>(width);
+    params.groups = static_cast<int>(groups), params.blocks = blocks;
+    params.joints = 1;
+    while (groups > kMostJoined && params.joints * params.joints < groups) ++params.joints;
+    params.by_windows = Divisor(static_cast<uint32_t>(windows));
+    params.by_width = Divisor(static_cast<uint32_t>(width));
+    params.by_groups = Divisor(static_cast<uint32_t>(groups));
+    params.runs = this->runs();
+    const int64_t threads = round_up(groups * width, 32),
+                  shared = (2 * threads + (blocks > 1 ? blocks * width : 0)) * static_cast<int64_t>(sizeof(Part<Acc>));
+    const auto run = [&](auto steps) {
+      constexpr int kSteps = decltype(steps)::value;
+      const auto kernel = p_.backward ? softmax_thread_columns_kernel<T, kSteps, true>
+                                      : softmax_thread_columns_kernel<T, kSteps, false>;
+      return launch_clusters(begins_early(tiles * blocks), kernel, params, tiles * blocks, threads, shared, blocks);
+    };
+    if (each(blocks) <= 4) return run(std::integral_constant<int, 4>());
+    if (each(blocks) <= 8) return run(std::integral_constant<int, 8>());
+    return run(std::integral_constant<int, kMostThreadSteps>());
+  }
+};
+
+}  // namespace dcs
