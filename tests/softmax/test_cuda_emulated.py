@@ -1,4 +1,4 @@
-"""The softmax kernels on a CPU, which needs no GPU: what they compute, and what they read and write."""
+"""The softmax kernels and their exponential on a CPU, which needs no GPU: what they compute, read and write."""
 
 from __future__ import annotations
 
@@ -23,4 +23,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_softmax(program: Path, seed: int) -> None:
     found = subprocess.run([str(program), "150", str(seed)], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout
+
+
+def test_power_of_doubles(tmp_path: Path) -> None:
+    program = cuda_emulation.build(Path(__file__).with_name("power_on_cpu.cpp"), tmp_path)
+    found = subprocess.run([str(program), "1000000", "1"], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout

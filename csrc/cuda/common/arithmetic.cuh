@@ -3,15 +3,17 @@
 
 #include <cuda_runtime_api.h>
 
+#include "common/exponential.cuh"
+
 namespace dcs {
 
-// Exponentials: powers of 2 in float (one instruction; results below the smallest normal number are 0), of e in double.
+// Exponentials: powers of 2 in float (one instruction; results below the smallest normal number are 0), of e in double
+// (exponential.cuh).
 __device__ __forceinline__ float power(float exponent) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
   return result;
 }
-__device__ __forceinline__ double power(double exponent) { return exp(exponent); }
 __device__ __forceinline__ float reciprocal(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
