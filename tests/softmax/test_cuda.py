@@ -96,6 +96,24 @@ def test_few_steps_of_many_columns(length: int, inner: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("inner", [64, 128, 1000, 40_000])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 6, 8, 9, 16, 17])
+def test_few_steps_of_whole_vectors(length: int, inner: int, dtype: torch.dtype) -> None:
+    """Those of a thread, and one more."""
+    for outer in (1, 7):
+        check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 17, 8192), (1, 148, 2004), (6, 1347, 17), (700, 77, 20), (1, 2510, 54),
+                                   (18, 80, 182), (30, 333, 100), (1, 4000, 64), (1, 9194, 52), (3, 20, 15_001),
+                                   (1, 2000, 500), (2, 1, 40), (5, 2040, 24)], ids=str)  # fmt: skip
+def test_small_columns(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Windows of 16 to 256 columns, in a block and in clusters of 2 to 16."""
+    check((4 * torch.randn(shape, device="cuda")).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [2, 3, 5, 6, 9, 13, 17, 30, 100, 333])
 def test_many_short_rows(columns: int, dtype: torch.dtype) -> None:
     check((4 * torch.randn(1_000_003 // columns, columns, device="cuda")).to(dtype), 1)
@@ -158,7 +176,8 @@ VIEWS = {
     ("shape", "dim"),
     [((700, 5), 1), ((300, 64), 1), ((90, 333), 1), ((70, 1000), 1), ((9, 9001), 1), ((3, 140_001), 1),
      ((2, 1_200_001), 1), ((9, 5, 3), 1), ((90, 700, 3), 1), ((3, 90_001, 2), 1), ((700, 60), 0), ((9001, 33), 0),
-     ((40, 900, 64), 1), ((5, 40_001), 0), ((3, 20_000, 130), 1), ((9, 50, 1000), 2)],
+     ((40, 900, 64), 1), ((5, 40_001), 0), ((3, 20_000, 130), 1), ((9, 50, 1000), 2), ((30_000, 20), 1), ((999, 33), 1),
+     ((2000, 7, 30), 1), ((148, 2004), 0), ((3, 5000, 17), 1), ((8, 3000), 0)],
     ids=str,
 )  # fmt: skip
 def test_views(shape: tuple[int, ...], dim: int, view: str, dtype: torch.dtype) -> None:
