@@ -98,7 +98,7 @@ def test_few_steps_of_many_columns(length: int, inner: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("inner", [64, 128, 1000, 40_000])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 6, 8, 9, 16, 17])
-def test_few_steps_of_whole_vectors(length: int, inner: int, dtype: torch.dtype) -> None:
+def test_steps_of_one_thread(length: int, inner: int, dtype: torch.dtype) -> None:
     """Those of a thread, and one more."""
     for outer in (1, 7):
         check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
