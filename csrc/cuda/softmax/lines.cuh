@@ -113,6 +113,20 @@ __device__ __forceinline__ void join_apart(Part<Acc> (&parts)[kCount], int apart
   }
 }
 
+// The parts begin, begin + step ... below `end`, joined, kAtOnce at a time, whose powers do not wait for each other.
+template <bool kBackward, int kAtOnce, typename Acc, typename Load>
+__device__ __forceinline__ Part<Acc> join_every(int begin, int end, int step, const Load& load) {
+  Part<Acc> part;
+  for (int p = begin; p < end; p += kAtOnce * step) {
+    Part<Acc> parts[1 + kAtOnce] = {part};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (p + i * step < end) parts[i + 1] = load(p + i * step);
+    part = join_all_of<kBackward>(parts);
+  }
+  return part;
+}
+
 // Joins the rows of a matrix of parts, (rows, columns), by all threads of the block: `load(row, column)`,
 // `store(column, part)`.
 template <bool kBackward, typename Acc, typename Load, typename Store>
@@ -127,15 +141,8 @@ __device__ __forceinline__ void join_rows(int rows, int columns, const Load& loa
     if (rows <= lanes) {
       if (column < columns && lane < rows) part = load(lane, column);
     } else if (column < columns) {
-      // Some at a time, whose powers do not wait for each other.
-      constexpr int kAtOnce = sizeof(Acc) == 8 ? 1 : 4;
-      for (int row = lane; row < rows; row += kAtOnce * lanes) {
-        Part<Acc> parts[1 + kAtOnce] = {part};
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-          if (row + i * lanes < rows) parts[i + 1] = load(row + i * lanes, column);
-        part = join_all_of<kBackward>(parts);
-      }
+      part = join_every<kBackward, sizeof(Acc) == 8 ? 1 : 4, Acc>(
+          lane, rows, lanes, [&](int row) { return load(row, column); });
     }
     part = join_group<kBackward>(part, lanes);
     if (column < columns && lane == 0) store(column, part);

@@ -102,25 +102,11 @@ __global__ void __launch_bounds__(kColumnThreads)
     if (s < length) *reinterpret_cast<Vec*>(params.output + at + s * params.inner) = raw[s];
 }
 
-// The parts begin ... end - 1, joined, some at a time, whose powers do not wait for each other.
-template <bool kBackward, typename Acc, typename Load>
-__device__ __forceinline__ Part<Acc> join_every(int begin, int end, int step, const Load& load) {
-  constexpr int kAtOnce = sizeof(Acc) == 8 ? 2 : 4;
-  Part<Acc> part;
-  for (int p = begin; p < end; p += kAtOnce * step) {
-    Part<Acc> parts[1 + kAtOnce] = {part};
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (p + i * step < end) parts[i + 1] = load(p + i * step);
-    part = join_all_of<kBackward>(parts);
-  }
-  return part;
-}
-
 // A thread's column of a window, and its steps.
 template <typename T>
 struct ThreadColumn {
   using Acc = typename Types<T>::Acc;
+  static constexpr int kAtOnce = sizeof(T) == 8 ? 2 : 4;  // parts
   const SoftmaxColumns<T>& params;
   int column, columns;   // of the window: which one, how many
   int group;             // which of the column's threads
@@ -167,11 +153,11 @@ struct ThreadColumn {
     const auto load = [&](int other) { return shared[other * width + column]; };
     shared[threadIdx.x] = part;
     __syncthreads();
-    if (joints == 1) return join_every<kBackward, Acc>(0, groups, 1, load);
+    if (joints == 1) return join_every<kBackward, kAtOnce, Acc>(0, groups, 1, load);
     Part<Acc>* const joined = shared + blockDim.x;
-    if (group < joints) joined[threadIdx.x] = join_every<kBackward, Acc>(group, groups, joints, load);
+    if (group < joints) joined[threadIdx.x] = join_every<kBackward, kAtOnce, Acc>(group, groups, joints, load);
     __syncthreads();
-    return join_every<kBackward, Acc>(0, joints, 1, [&](int joint) { return joined[joint * width + column]; });
+    return join_every<kBackward, kAtOnce, Acc>(0, joints, 1, [&](int joint) { return joined[joint * width + column]; });
   }
 
   // The parts of a cluster's blocks, which have met in `meet_cluster`; at `exchange`, of which each has a row.
@@ -189,7 +175,8 @@ struct ThreadColumn {
       }
     }
     mbarrier_wait(&arrivals, 0);
-    return join_every<kBackward, Acc>(0, blocks, 1, [&](int block) { return exchange[block * width + column]; });
+    return join_every<kBackward, kAtOnce, Acc>(
+        0, blocks, 1, [&](int block) { return exchange[block * width + column]; });
   }
 };
 
