@@ -8,6 +8,7 @@
 namespace {
 
 unsigned launch_seed = 0, most_together = 96;
+int64_t most_shared = 0;  // bytes of a block, of those that a launch asks for
 
 template <typename Kernel, typename Params>
 cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, const Params& params) {
@@ -19,6 +20,7 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
     together = together || config.attrs[i].id == cudaLaunchAttributeCooperative;
   }
   if (together && config.gridDim.x > most_together) return cudaErrorCooperativeLaunchTooLarge;
+  if (static_cast<int64_t>(config.dynamicSmemBytes) > most_shared) return cudaErrorInvalidValue;
   const bool is_done = emulation::launch(
       config.gridDim.x, static_cast<int>(config.blockDim.x), static_cast<int64_t>(config.dynamicSmemBytes), together,
       ++launch_seed, [&] { kernel(params); }, cluster);
@@ -114,9 +116,10 @@ class Trial {
       saved.data[i] = narrowed<T>(normal(random));
       output.data[i] = narrowed<T>(NAN);
     }
-    constexpr double kSpecial[] = {INFINITY, -INFINITY, NAN, 1e30, -1e30};
+    const double most = sizeof(T) == 8 ? DBL_MAX : std::is_same_v<T, __half> ? 65504 : 3.38e38;
+    const double kSpecial[] = {INFINITY, -INFINITY, NAN, 1e30, -1e30, most, -most};
     if (c.special && !c.backward) {
-      for (int i = 0; i < 3; ++i) input.data[at_random(extent)] = narrowed<T>(kSpecial[random() % 5]);
+      for (int i = 0; i < 3; ++i) input.data[at_random(extent)] = narrowed<T>(kSpecial[random() % 7]);
       const int64_t outer = at_random(c.outer), column = at_random(c.inner);
       for (int64_t step = 0; step < c.length; ++step)
         input.data[c.place(at(outer, step, column))] = narrowed<T>(-INFINITY);
@@ -140,6 +143,7 @@ class Trial {
     Device device;
     device.multiprocessors = c.multiprocessors, device.cluster = c.cluster;
     device.shared_per_multiprocessor = c.shared << 10;
+    most_shared = device.shared_per_block - 1024;
     Workspace workspace;
     if (SoftmaxLaunch<T>(problem, device, workspace, nullptr).run() != cudaSuccess) return complain("launch", 0, 0, 0);
     if (!input.is_intact() || !saved.is_intact() || !output.is_intact()) return complain("beyond", 0, 0, 0);
@@ -162,14 +166,21 @@ class Trial {
       sum += c.backward ? x(step) * y(step) : std::exp(x(step) - largest);
       magnitude += std::abs(x(step) * y(step));
     }
-    const long double unit = sizeof(T) == 8 ? 0x1p-53L : 0x1p-24L, rounding = sizeof(T) == 2 ? 0x1p-8L : 0;
+    constexpr bool kIsHalf = std::is_same_v<T, __half>;
+    const long double unit = sizeof(T) == 8 ? 0x1p-53L : 0x1p-24L,
+                      rounding = kIsHalf ? 0x1p-11L
+        : sizeof(T) == 2                 ? 0x1p-8L
+                                         : 0,
+                      least = kIsHalf ? 0x1p-24L
+        : sizeof(T) == 8              ? 0x1p-1021L
+                                      : 0x1p-125L;  // what is less may be 0
     for (int64_t step = 0; step < c.length; ++step) {
       const long double wanted = c.backward ? (x(step) - sum) * y(step) : std::exp(x(step) - largest) / sum,
                         found = widened(to[at(outer, step, column)]);
       const long double error = c.backward ? 40 * unit * (std::abs(x(step)) + magnitude) * std::abs(y(step))
-                                           : unit * (24 + 3 * std::min(largest - x(step), 1000.0L)) * wanted;
+                                           : unit * (8 + 2 * std::min(largest - x(step), 1000.0L)) * wanted;
       if (std::isnan(wanted) ? !std::isnan(found)
-                             : !(std::abs(found - wanted) <= error + rounding * std::abs(wanted) + 0x1p-125L))
+                             : !(std::abs(found - wanted) <= error + rounding * std::abs(wanted) + least))
         return complain("y", at(outer, step, column), found, wanted);
     }
     return true;
@@ -195,15 +206,17 @@ int64_t divisor_of(int64_t number, int64_t most) {
   return most;
 }
 
-// Of every third input: rows, slabs, some of them, all of it, or any number of elements to a run, that overlap or have
-// gaps.
+// Of every third input: rows, slabs, some of them, all of it, or a few elements to a run, that overlap or have gaps,
+// some of them large. Runs are whole.
 void draw_runs(Case& c, std::mt19937& random) {
   if (random() % 3) return;
-  const int64_t runs[] = {c.length, c.inner, c.length * c.inner, c.elements(), 1 + static_cast<int64_t>(random() % 40)};
+  const int64_t runs[] = {c.length, c.inner, c.length * c.inner, c.elements(),
+      divisor_of(c.elements(), 1 + static_cast<int64_t>(random() % 40))};
   c.in_place = false;
   c.run = runs[random() % 5];
   if (random() % 2) c.run *= divisor_of(c.elements() / c.run, 1 + static_cast<int64_t>(random() % 6));
   c.gap = random() % 4 ? static_cast<int64_t>(random() % 40) : -std::min<int64_t>(c.run, random() % 40);
+  if (random() % 5 == 0) c.gap = static_cast<int64_t>(random() % static_cast<uint64_t>(2 * c.run));
   if (random() % 6 == 0) c.gap = static_cast<int64_t>(random() % 2) - c.run;
   c.offset = random() % 2 ? 0 : random() % 20;
 }
@@ -267,7 +280,7 @@ int main(int count, char** arguments) {
     if (i < kLongCount) return long_case(i, random);
     return i < kLongCount + kTogetherCount ? together_case(i, random) : draw(random);
   };
-  return trials::run_all(count, arguments, draw_or_take, [](const Case& c, auto type, std::mt19937& random) {
+  return trials::run_all<true>(count, arguments, draw_or_take, [](const Case& c, auto type, std::mt19937& random) {
     return Trial<typename decltype(type)::type>(c, static_cast<unsigned>(random())).run();
   });
 }

@@ -161,6 +161,7 @@ VIEWS = {
     "padded by vectors": lambda wide, shape: wide((*shape[:-1], shape[-1] + 16))[..., : shape[-1]],
     "sliced": lambda wide, shape: wide((*shape[:-1], shape[-1] + 9))[..., 3 : 3 + shape[-1]],
     "sliced before": lambda wide, shape: wide((shape[0], shape[1] + 3, *shape[2:]))[:, 1 : 1 + shape[1]],
+    "halves": lambda wide, shape: wide((shape[0], 2 * shape[1], *shape[2:]))[:, : shape[1]],
     "every second": lambda wide, shape: wide((*shape[:-1], 2 * shape[-1]))[..., ::2],
     "expanded": lambda wide, shape: wide((1, *shape[1:])).expand(shape),
     "one element": lambda wide, shape: wide([1] * len(shape)).expand(shape),
@@ -177,7 +178,8 @@ VIEWS = {
     [((700, 5), 1), ((300, 64), 1), ((90, 333), 1), ((70, 1000), 1), ((9, 9001), 1), ((3, 140_001), 1),
      ((2, 1_200_001), 1), ((9, 5, 3), 1), ((90, 700, 3), 1), ((3, 90_001, 2), 1), ((700, 60), 0), ((9001, 33), 0),
      ((40, 900, 64), 1), ((5, 40_001), 0), ((3, 20_000, 130), 1), ((9, 50, 1000), 2), ((30_000, 20), 1), ((999, 33), 1),
-     ((2000, 7, 30), 1), ((148, 2004), 0), ((3, 5000, 17), 1), ((8, 3000), 0)],
+     ((2000, 7, 30), 1), ((148, 2004), 0), ((3, 5000, 17), 1), ((8, 3000), 0),
+     ((2, 100_000, 5), 2), ((2, 20_000, 7, 3), 2)],
     ids=str,
 )  # fmt: skip
 def test_views(shape: tuple[int, ...], dim: int, view: str, dtype: torch.dtype) -> None:

@@ -36,14 +36,12 @@ class RunVector {
     const int64_t run = count_ > 0 ? params.index.run_of(first) : 0;
     from_ = static_cast<const E*>(params.input) + first + run * params.index.gap;
     in_run_ = (run + 1) * params.index.run - first;
-    const int64_t there =
-        min(in_run_, params.elements - first);  // from the first to the end of what there is of its run
-    const bool is_in_run = count_ == kVec && there >= kVec;
+    const bool is_in_run = count_ == kVec && in_run_ >= kVec;
     is_word_ = is_in_run && reinterpret_cast<uintptr_t>(from_) % sizeof(Vec) == 0;
     // Beside it lie others of its run.
     constexpr int kMargin = AnyVector<E>::kMargin;
     is_pieces_ = is_in_run && !is_word_ &&
-        (!AnyVector<E>::is_odd(from_) || (there >= kVec + kMargin && in_run_ + kMargin <= params.index.run));
+        (!AnyVector<E>::is_odd(from_) || (in_run_ >= kVec + kMargin && in_run_ + kMargin <= params.index.run));
   }
 
   // Without a branch, behind which the loads would be waited for.

@@ -8,7 +8,8 @@
 namespace dcs {
 
 // Elements of 2, 4 or 8 bytes, at least one, that lie in runs: `run` of them one behind the other, and `gap` from their
-// end the next ones begin; below 0 they overlap. The result is one range from a vector of 16 bytes on.
+// end the next ones begin; below 0 they overlap. All runs are whole: `run` divides `elements`. The result is one range
+// from a vector of 16 bytes on.
 struct Runs {
   const void* input;
   void* output;

@@ -12,7 +12,7 @@
 // |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
 // |   longer ones                                           | chunks.cuh: read twice                             |
 // | inner of whole vectors, 128 bytes and more, of up to 8  | thread_columns.cuh: a thread takes all steps of a  |
-// |   steps, or 16 of what has four bytes or more           |   vector                                           |
+// |   steps, or 16 of doubles and, forward, of floats       |   vector                                           |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
 // | few elements, inner of 32 bytes and more                | thread_columns.cuh: a thread takes some steps of   |
 // |                                                         |   one column                                       |
@@ -24,7 +24,7 @@
 // |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
 // |   up to 8 steps of no whole vectors; up to 16 of half   |                                                    |
-// |   precision or in few bytes                             | packed_lines.cuh, steps                            |
+// |   precision                                             | packed_lines.cuh, steps                            |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
@@ -32,9 +32,10 @@
 //
 // Forward, where a block would hold more than 30 KB and most multiprocessors have none, slabs, and windows of no whole
 // vectors, are resident.cuh's instead. An input that is a view (its elements lie in runs) is read in place by
-// thread_columns.cuh where it has few elements; forward also by rows.cuh and block_rows.cuh, by packed_lines.cuh where
-// a run has whole rows, or slabs, and by held windows of columns of 128 bytes and more. For the others it is copied
-// into the output first.
+// thread_columns.cuh where it has few elements in slabs of more than 2 KB; forward also by rows.cuh and block_rows.cuh,
+// by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128 bytes that are no whole vectors, and
+// the gaps between them are no longer, and by held windows of columns of 128 bytes and more. For the others it is
+// copied into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -97,14 +98,13 @@ class SoftmaxLaunch : TileLaunch<T> {
     const bool narrow = p_.inner * kSize < kNarrowBytes,
                many = !whole(p_.inner) && p_.inner * kSize < 512 && p_.outer >= device_.multiprocessors;
     if ((narrow || many) && slab_unit() <= kTileThreads) return run_slabs();
-    return has_few_steps() ? run_steps() : run_columns();
+    return has_odd_steps() ? run_steps() : run_columns();
   }
 
  private:
   static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
-  // Of columns that are no whole vectors, to a thread, at most; and bytes of the tensor for more than kPackedElements.
-  static constexpr int kMostSteps = kSize == 8 ? kPackedElements : 16;
-  static constexpr int64_t kMostStepsBytes = kHalf ? INT64_MAX : 4 << 20;
+  // Of columns that are no whole vectors, to a thread, at most.
+  static constexpr int kMostSteps = kHalf ? 16 : kPackedElements;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kPackedViewBytes = 128, kNarrowBytes = 128;
   // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
   // (kEarlyShare), as they are short.
@@ -112,9 +112,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
 
-  bool has_few_steps() const {
-    return !whole(p_.inner) && p_.length <= (elements() * kSize > kMostStepsBytes ? kPackedElements : kMostSteps);
-  }
+  bool has_odd_steps() const { return !whole(p_.inner) && p_.length <= kMostSteps; }
 
   // Of a view, where a kernel reads it in place.
   std::optional<cudaError_t> run_view() {
@@ -125,7 +123,7 @@ class SoftmaxLaunch : TileLaunch<T> {
     if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
     if (p_.inner > 1) {
       const bool is_narrow = p_.inner * kSize < kNarrowBytes || is_packed_slab(),
-                 is_short = has_few_steps() || (kHalf && p_.length <= kPackedElements);
+                 is_short = has_odd_steps() || (kHalf && p_.length <= kPackedElements);
       return is_narrow || is_short ? std::nullopt : run_windows();
     }
     if (is_packed_row()) return std::nullopt;
@@ -144,20 +142,25 @@ class SoftmaxLaunch : TileLaunch<T> {
   // Whether rows, or slabs, are short, and so are the gaps between their runs, which are read with them.
   bool is_packed_view() const {
     const bool is_short = p_.inner == 1 ? !whole(p_.length) && p_.length * kSize < kPackedViewBytes : is_packed_slab();
-    return is_short && p_.run % slab() == 0 && p_.gap >= 0 && p_.gap <= p_.run;
+    return is_short && p_.run % slab() == 0 && p_.gap >= 0 && p_.gap <= p_.run &&
+        packed_gaps() * kSize <= 2 * kPackedBytes;
   }
+  // Elements of a block: whole slabs and whole vectors, and enough blocks.
+  int64_t packed_tile() const {
+    const int64_t slabs = std::min(kPackedBytes / (slab() * kSize), ceil_div(p_.outer, 4 * device_.multiprocessors));
+    return round_up(std::max<int64_t>(slabs, 1), kVec / std::gcd<int64_t>(slab(), kVec)) * slab();
+  }
+  // Elements between the runs of a block's part of a view, at most.
+  int64_t packed_gaps() const { return (packed_tile() / p_.run + 1) * p_.gap; }
 
   cudaError_t run_packed() const {
     SoftmaxPacked<T> params = packed();
     params.columns = static_cast<int>(p_.inner);
-    // Whole vectors to a block, and enough blocks.
-    const int64_t slabs = std::min(kPackedBytes / (slab() * kSize), ceil_div(p_.outer, 4 * device_.multiprocessors));
-    params.tile =
-        static_cast<int>(round_up(std::max<int64_t>(slabs, 1), kVec / std::gcd<int64_t>(slab(), kVec)) * slab());
+    params.tile = static_cast<int>(packed_tile());
     while (kPackedElements << params.lane_bits < p_.length) ++params.lane_bits;
     const int64_t grid = ceil_div(params.elements, params.tile);
     int64_t shared = params.tile * (p_.backward ? 2 : 1);
-    if (is_view()) shared += params.tile + (params.tile / p_.run + 1) * p_.gap + 2 * kVec;
+    if (is_view()) shared += params.tile + packed_gaps() + 2 * kVec;
     shared *= kSize;
     return with_elements([&](auto elements) {
       constexpr int kElements = decltype(elements)::value;

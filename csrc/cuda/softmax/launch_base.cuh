@@ -116,7 +116,10 @@ class SoftmaxLaunchBase {
   cudaError_t launch_with(cudaLaunchAttribute* attributes, int count, Kernel kernel, const Params& params, int64_t grid,
       int64_t threads, int64_t shared) const {
     const cudaError_t allowed = allow_shared(kernel, shared, device_.shared_per_block);
-    if (allowed != cudaSuccess) return allowed;
+    if (allowed != cudaSuccess) {
+      cudaGetLastError();
+      return allowed;
+    }
     const cudaLaunchConfig_t config = launch_config(grid, threads, shared, stream_, attributes, count);
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
     return error != cudaSuccess ? error : cudaGetLastError();

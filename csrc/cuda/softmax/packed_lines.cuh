@@ -1,7 +1,8 @@
 // Softmax of short lines at any alignment, through shared memory: a block loads some KB in whole vectors, a
 // power of two of lanes takes a line, element by element, and the vectors go back. Either lines that lie packed, rows
 // of less than some vectors or (outer, length, inner) with little inside an outer, of which a block takes whole slabs;
-// or a window of the columns of a few long steps, which begin at different offsets in a vector.
+// or a window of the columns of a few long steps, which begin at different offsets in a vector. Lines of a view come
+// with the gaps between their runs.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"

@@ -14,8 +14,9 @@
 
 namespace dcs {
 
-constexpr int kColumnThreads = 256;  // of a block, at most
-constexpr int kMostJoined = 8;       // parts that each thread of a column joins alone
+constexpr int kColumnThreads = 256;      // of a block, at most
+constexpr int kWholeStepsThreads = 128;  // of a block of few steps
+constexpr int kMostJoined = 8;           // parts that each thread of a column joins alone
 
 template <typename T>
 struct SoftmaxColumns {
@@ -33,11 +34,11 @@ struct SoftmaxColumns {
   RunIndex runs;
 };
 
-// All steps of two neighboring columns, or of one.
-template <bool kBackward, typename Acc, int kSteps, int kColumns>
-__device__ __forceinline__ void finish_columns(Acc (&x)[kColumns][kSteps], const Acc (&saved)[kColumns][kSteps]) {
+// All steps of two neighboring columns.
+template <bool kBackward, typename Acc, int kSteps>
+__device__ __forceinline__ void finish_columns(Acc (&x)[2][kSteps], const Acc (&saved)[2][kSteps]) {
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
+  for (int c = 0; c < 2; ++c) {
     Acc total = 0;
     if constexpr (kBackward) {
 #pragma unroll
@@ -58,10 +59,10 @@ __device__ __forceinline__ void finish_columns(Acc (&x)[kColumns][kSteps], const
 }
 
 template <typename T, int kSteps, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads)
-    softmax_few_steps_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
+__global__ void __launch_bounds__(kWholeStepsThreads)
+    softmax_whole_steps_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kVec = 16 / sizeof(T), kColumns = std::min(kVec, 2);
+  constexpr int kVec = 16 / sizeof(T), kColumns = 2;
   using Vec = Vector<T, kVec>;
   overlap_launches();
   const int64_t vector = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -27,17 +27,17 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
 
   // Whether columns are whole vectors of few enough steps for a thread.
   bool has_whole_steps() const {
-    return !is_view() && p_.inner > 1 && whole(p_.inner) && p_.inner * kSize >= kLeastFewBytes &&
-        p_.length <= most_few_steps();
+    return !is_view() && p_.inner > 1 && whole(p_.inner) && p_.inner * kSize >= kLeastStepBytes &&
+        p_.length <= most_whole_steps();
   }
   cudaError_t run_whole_steps() const {
     SoftmaxColumns<T> params = columns();
     params.inner_vectors = p_.inner / kVec;
     params.vectors = p_.outer * params.inner_vectors;
-    if (p_.length <= 2) return launch_few_steps<2>(params);
-    if (p_.length <= 4) return launch_few_steps<4>(params);
-    if (kSize == 2 || p_.length <= 8) return launch_few_steps<8>(params);
-    return launch_few_steps<kSize == 2 ? 8 : 16>(params);
+    if (p_.length <= 2) return launch_whole_steps<2>(params);
+    if (p_.length <= 4) return launch_whole_steps<4>(params);
+    if (kSize == 2 || p_.length <= 8) return launch_whole_steps<8>(params);
+    return launch_whole_steps<kSize == 2 ? 8 : 16>(params);
   }
 
   // Whether columns are few elements in all.
@@ -49,7 +49,7 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   std::optional<cudaError_t> run_small() const {
     // As wide as a block without a cluster can be.
     const int64_t wanted = kColumnThreads * kThreadSteps * kSize / p_.length;
-    int64_t bytes = kLeastWindow;
+    int64_t bytes = kUsualWindow;
     while (2 * bytes <= std::min<int64_t>(wanted, kColumnThreads * kSize)) bytes *= 2;
     for (; bytes >= kSector; bytes /= 2)
       if (const auto error = run_windows_of(std::min(bytes / kSize, p_.inner))) return error;
@@ -57,18 +57,18 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   }
 
  private:
-  // Of few steps: threads of a block, and bytes of a step.
-  static constexpr int64_t kFewStepsThreads = 128, kLeastFewBytes = 128;
+  // Bytes of one of few steps, at least.
+  static constexpr int64_t kLeastStepBytes = 128;
   // Steps of a thread, of many steps: at most, and to begin with.
   static constexpr int64_t kMostThreadSteps = 16, kThreadSteps = 8;
   // Elements of a small tensor to a multiprocessor, at most; times as many of a view, as it is not copied first.
   static constexpr int64_t kSmallElements = 8000, kViewTimes = 4;
-  // Bytes that memory gives at once, and of a window, at least.
-  static constexpr int64_t kSector = 32, kLeastWindow = 64;
+  // Bytes that memory gives at once, and of a window before narrower ones are tried.
+  static constexpr int64_t kSector = 32, kUsualWindow = 64;
 
-  // As many as the registers have room for, and half of that backward, or of half precision, whose vectors have twice
-  // as many elements.
-  int64_t most_few_steps() const { return kSize == 8 || (kSize == 4 && !p_.backward) ? 16 : 8; }
+  // As many as the registers have room for: backward these are two tensors', and half precision has eight elements in a
+  // vector.
+  int64_t most_whole_steps() const { return kSize == 8 || (kSize == 4 && !p_.backward) ? 16 : 8; }
 
   SoftmaxColumns<T> columns() const {
     auto columns = this->template operands<SoftmaxColumns<T>>();
@@ -77,11 +77,11 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   }
 
   template <int kSteps>
-  cudaError_t launch_few_steps(const SoftmaxColumns<T>& params) const {
+  cudaError_t launch_whole_steps(const SoftmaxColumns<T>& params) const {
     constexpr int kBackwardSteps = kSize == 8 ? kSteps : std::min(kSteps, 8);
-    return launch(
-        p_.backward ? softmax_few_steps_kernel<T, kBackwardSteps, true> : softmax_few_steps_kernel<T, kSteps, false>,
-        params, ceil_div(params.vectors, kFewStepsThreads), kFewStepsThreads);
+    return launch(p_.backward ? softmax_whole_steps_kernel<T, kBackwardSteps, true>
+                              : softmax_whole_steps_kernel<T, kSteps, false>,
+        params, ceil_div(params.vectors, kWholeStepsThreads), kWholeStepsThreads);
   }
 
   // Windows of about so many columns, if threads can hold them.

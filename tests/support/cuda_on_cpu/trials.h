@@ -34,8 +34,9 @@ struct Type {
   using type = T;
 };
 
-// `draw(number, random)` is a case; `run(case, Type<T>(), random)` says whether it is right in T, drawn too.
-template <typename Draw, typename Run>
+// `draw(number, random)` is a case; `run(case, Type<T>(), random)` says whether it is right in T, drawn too; kHalf: T
+// may be __half.
+template <bool kHalf = false, typename Draw, typename Run>
 int run_all(int count, char** arguments, const Draw& draw, const Run& run) {
   if (count != 3) return 2;
   const int cases = std::atoi(arguments[1]);
@@ -43,10 +44,14 @@ int run_all(int count, char** arguments, const Draw& draw, const Run& run) {
   int wrong = 0;
   for (int i = 0; i < cases; ++i) {
     const auto c = draw(i, random);
-    const unsigned type = random() % 3;
-    const bool is_right = type == 0 ? run(c, Type<float>(), random)
-        : type == 1                 ? run(c, Type<__nv_bfloat16>(), random)
-                                    : run(c, Type<double>(), random);
+    const unsigned type = random() % (kHalf ? 4 : 3);
+    bool is_right = true;
+    if constexpr (kHalf) {
+      if (type == 3) is_right = run(c, Type<__half>(), random);
+    }
+    if (type == 0) is_right = run(c, Type<float>(), random);
+    if (type == 1) is_right = run(c, Type<__nv_bfloat16>(), random);
+    if (type == 2) is_right = run(c, Type<double>(), random);
     wrong += !is_right;
   }
   printf("%d cases, %d wrong\n", cases, wrong);
