@@ -186,19 +186,16 @@ class SoftmaxLaunch : TileLaunch<T> {
     });
   }
 
-  template <typename Run>
-  cudaError_t with_steps(const Run& run) const {
-    if constexpr (kMostSteps > kPackedElements) {
-      if (p_.length > kPackedElements) return run(std::integral_constant<int, kMostSteps>());
-    }
-    return with_elements(run);
-  }
-  // Of a line to a lane, at least.
+  // Elements of a line to a lane, at least.
   template <typename Run>
   cudaError_t with_elements(const Run& run) const {
-    if (p_.length <= 2) return run(std::integral_constant<int, 2>());
-    if (p_.length <= 4) return run(std::integral_constant<int, 4>());
-    return run(std::integral_constant<int, kPackedElements>());
+    return Base::template with_room<2, 4, kPackedElements>(p_.length, run);
+  }
+  // The same of a line of steps, of which a lane takes all.
+  template <typename Run>
+  cudaError_t with_steps(const Run& run) const {
+    if constexpr (kMostSteps == kPackedElements) return with_elements(run);
+    else return Base::template with_room<2, 4, kPackedElements, kMostSteps>(p_.length, run);
   }
 
   bool is_packed_slab() const {

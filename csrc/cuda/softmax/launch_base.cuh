@@ -42,6 +42,15 @@ class SoftmaxLaunchBase {
     return {static_cast<const T*>(p_.input), static_cast<const T*>(p_.saved), static_cast<T*>(p_.output)};
   }
 
+  // run(the first of the constants that has room for `count`, or the last one).
+  template <int kFirst, int... kLater, typename Run>
+  static auto with_room(int64_t count, const Run& run) {
+    if constexpr (sizeof...(kLater) > 0) {
+      if (count > kFirst) return with_room<kLater...>(count, run);
+    }
+    return run(std::integral_constant<int, kFirst>());
+  }
+
   bool is_view() const { return p_.run > 0; }
   RunIndex runs() const { return is_view() ? RunIndex(elements(), p_.run, p_.gap) : RunIndex(); }
   // A view's elements become the output's, in place.

@@ -34,10 +34,13 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
     SoftmaxColumns<T> params = columns();
     params.inner_vectors = p_.inner / kVec;
     params.vectors = p_.outer * params.inner_vectors;
-    if (p_.length <= 2) return launch_whole_steps<2>(params);
-    if (p_.length <= 4) return launch_whole_steps<4>(params);
-    if (kSize == 2 || p_.length <= 8) return launch_whole_steps<8>(params);
-    return launch_whole_steps<kSize == 2 ? 8 : 16>(params);
+    return with_whole_steps([&](auto steps) {
+      // Of more there are none backward but of doubles.
+      constexpr int kSteps = decltype(steps)::value, kBackwardSteps = kSize == 8 ? kSteps : std::min(kSteps, 8);
+      return launch(p_.backward ? softmax_whole_steps_kernel<T, kBackwardSteps, true>
+                                : softmax_whole_steps_kernel<T, kSteps, false>,
+          params, ceil_div(params.vectors, kWholeStepsThreads), kWholeStepsThreads);
+    });
   }
 
   // Whether columns are few elements in all.
@@ -76,12 +79,10 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
     return columns;
   }
 
-  template <int kSteps>
-  cudaError_t launch_whole_steps(const SoftmaxColumns<T>& params) const {
-    constexpr int kBackwardSteps = kSize == 8 ? kSteps : std::min(kSteps, 8);
-    return launch(p_.backward ? softmax_whole_steps_kernel<T, kBackwardSteps, true>
-                              : softmax_whole_steps_kernel<T, kSteps, false>,
-        params, ceil_div(params.vectors, kWholeStepsThreads), kWholeStepsThreads);
+  template <typename Run>
+  cudaError_t with_whole_steps(const Run& run) const {
+    if constexpr (kSize == 2) return Base::template with_room<2, 4, 8>(p_.length, run);
+    else return Base::template with_room<2, 4, 8, 16>(p_.length, run);
   }
 
   // Windows of about so many columns, if threads can hold them.
@@ -111,15 +112,12 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
     params.runs = this->runs();
     const int64_t threads = round_up(groups * width, 32),
                   shared = (2 * threads + (blocks > 1 ? blocks * width : 0)) * static_cast<int64_t>(sizeof(Part<Acc>));
-    const auto run = [&](auto steps) {
+    return Base::template with_room<4, 8, kMostThreadSteps>(each(blocks), [&](auto steps) {
       constexpr int kSteps = decltype(steps)::value;
       const auto kernel = p_.backward ? softmax_thread_columns_kernel<T, kSteps, true>
                                       : softmax_thread_columns_kernel<T, kSteps, false>;
       return launch_clusters(begins_early(tiles * blocks), kernel, params, tiles * blocks, threads, shared, blocks);
-    };
-    if (each(blocks) <= 4) return run(std::integral_constant<int, 4>());
-    if (each(blocks) <= 8) return run(std::integral_constant<int, 8>());
-    return run(std::integral_constant<int, kMostThreadSteps>());
+    });
   }
 };
 
