@@ -167,13 +167,9 @@ class Trial {
       magnitude += std::abs(x(step) * y(step));
     }
     constexpr bool kIsHalf = std::is_same_v<T, __half>;
-    const long double unit = sizeof(T) == 8 ? 0x1p-53L : 0x1p-24L,
-                      rounding = kIsHalf ? 0x1p-11L
-        : sizeof(T) == 2                 ? 0x1p-8L
-                                         : 0,
-                      least = kIsHalf ? 0x1p-24L
-        : sizeof(T) == 8              ? 0x1p-1021L
-                                      : 0x1p-125L;  // what is less may be 0
+    constexpr long double kOfHalves = kIsHalf ? 0x1p-11L : 0x1p-8L, kLeast = sizeof(T) == 8 ? 0x1p-1021L : 0x1p-125L;
+    const long double unit = sizeof(T) == 8 ? 0x1p-53L : 0x1p-24L, rounding = sizeof(T) == 2 ? kOfHalves : 0,
+                      least = kIsHalf ? 0x1p-24L : kLeast;  // what is less may be 0
     for (int64_t step = 0; step < c.length; ++step) {
       const long double wanted = c.backward ? (x(step) - sum) * y(step) : std::exp(x(step) - largest) / sum,
                         found = widened(to[at(outer, step, column)]);
