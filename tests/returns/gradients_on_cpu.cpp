@@ -8,14 +8,29 @@
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
 #include "returns/gradients/tile.cuh"
-#include "returns/gradients/serial_columns.cuh"
+#include "returns/gradients/flat_rows.cuh"
+#include "returns/gradients/tile_columns.cuh"
+#include "returns/few_steps/kernel.cuh"
+#include "returns/n_step_blocks.cuh"
+#include "returns/serial_columns/kernel.cuh"
 
 using namespace dcs;
-using trials::narrowed, trials::Operand, trials::run_scan, trials::widened;
+using trials::Operand, trials::run_scan, trials::widened;
 
 namespace {
 
-enum class Way { kThreeLaunches, kSerialColumns, kTiles, kShortTiles };
+enum class Way {
+  kThreeLaunches,
+  kWindowBlocks,
+  kSerialColumns,
+  kSerialPairs,
+  kFewSteps,
+  kTileColumns,
+  kFlatRows,
+  kLinkedRows,
+  kTiles,
+  kShortTiles
+};
 
 struct Case {
   int64_t outer, length, inner;
@@ -52,8 +67,9 @@ class Trial {
     for (int64_t o = 0; o < c.outer; ++o)
       for (int64_t t = 0; t < c.length; ++t)
         for (int64_t i = 0; i < c.inner; ++i) {
-          for (Operand<T>* tensor : {&advantages, &targets, &pg}) tensor->at(o, t, i) = narrowed<T>(normal(random));
-          rhos.at(o, t, i) = narrowed<T>(std::exp(0.5 * normal(random)));
+          for (Operand<T>* tensor : {&advantages, &targets, &pg})
+            tensor->at(o, t, i) = trials::narrowed<T>(normal(random));
+          rhos.at(o, t, i) = trials::narrowed<T>(std::exp(0.5 * normal(random)));
           const bool terminates = c.terminated && uniform(random) < 0.01,
                      truncates = c.truncated && uniform(random) < 0.01;
           ends.at(o, t, i) = terminates || truncates;
@@ -67,11 +83,12 @@ class Trial {
   }
 
   bool run() {
-    for (const Way way : {Way::kThreeLaunches, Way::kSerialColumns, Way::kTiles, Way::kShortTiles}) {
-      if (way == Way::kSerialColumns && (c.n || GradientsShape(gradients).time_is_fast)) continue;
-      if (way >= Way::kTiles && !plan_gradient_tiles(gradients, 1)) continue;
+    for (const Way way : {Way::kThreeLaunches, Way::kWindowBlocks, Way::kSerialColumns, Way::kSerialPairs,
+             Way::kFewSteps, Way::kTileColumns, Way::kFlatRows, Way::kLinkedRows, Way::kTiles, Way::kShortTiles}) {
+      if (!takes(way)) continue;
+      current = way;
       for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
-      of_bootstrap.assign(static_cast<size_t>(c.outer * c.inner), narrowed<T>(77.0));
+      of_bootstrap.assign(static_cast<size_t>(c.outer * c.inner), trials::narrowed<T>(77.0));
       gradients.bootstrap_value.data = c.next_values ? nullptr : of_bootstrap.data();
       if (!run_kernels(way)) return complain("the end", 0, 0, 0, 0, 0);
       for (const Operand<T>* output : {&of_rewards, &of_values, &of_next})
@@ -83,6 +100,100 @@ class Trial {
   }
 
  private:
+  bool takes(Way way) const {
+    if (way == Way::kThreeLaunches) return true;
+    if (way == Way::kWindowBlocks) return c.n && takes_n_step_blocks(windowed(gradients, nullptr), 227 << 10);
+    if (way >= Way::kTiles) return plan_gradient_tiles(gradients, 1).has_value();
+    if (way >= Way::kFlatRows)
+      return !c.n && is_contiguous(as_scan(gradients)) && GradientsShape(gradients).time_is_fast &&
+          takes_flat_gradients(as_scan(gradients));
+    if (c.n || GradientsShape(gradients).time_is_fast) return false;
+    const ReturnsProblem scan = mirrored(as_scan(gradients));
+    const bool is_plain = column_form(scan) == ColumnForm::kGradients;
+    if (way == Way::kSerialPairs) return sizeof(T) == 2 && is_plain && columns_pair(scan);
+    return way != Way::kFewSteps || sizeof(T) < 8;
+  }
+  // As a scan of columns, of either form.
+  template <ColumnForm kForm>
+  bool run_columns(Way way, const ReturnsProblem& scan) {
+    if (way == Way::kTileColumns) return run_tile_columns<kForm>(scan);
+    if (way == Way::kFewSteps) {
+      if constexpr (sizeof(T) < 8) {
+        const int wide = few_returns_word(scan);
+        if (wide > 2) return run_few<few_returns_wide(sizeof(T), kForm), kForm>(scan);
+        return wide == 2 ? run_few<2, kForm>(scan) : run_few<1, kForm>(scan);
+      }
+    }
+    if constexpr (sizeof(T) == 2 && kForm == ColumnForm::kGradients) {
+      if (way == Way::kSerialPairs) return run_serial<2, kForm>(scan);
+    }
+    return run_serial<1, kForm>(scan);
+  }
+  template <int kUnit, ColumnForm kForm>
+  bool run_serial(const ReturnsProblem& scan) const {
+    const auto params = returns_column_params<T>(scan, kUnit);
+    return emulation::launch(ceil_div(params.cells, kSerialReturnsThreads), kSerialReturnsThreads, 0, false, c.seed,
+        [&] { returns_serial_columns_kernel<T, kUnit, kForm>(params); });
+  }
+  template <int kWide, ColumnForm kForm>
+  bool run_few(const ReturnsProblem& scan) const {
+    const auto params = few_returns_params<T>(scan, kWide);
+    return emulation::launch(ceil_div(params.call.cells, kFewReturnsBlock), kFewReturnsBlock, 0, false, c.seed,
+        [&] { few_returns_kernel<T, kWide, kForm>(params); });
+  }
+  template <ColumnForm kForm>
+  bool run_tile_columns(const ReturnsProblem& scan) {
+    const auto plan = plan_tiles(scan, static_cast<int64_t>(1 + random() % 40), random() % 2, 227 << 10, false);
+    if (!plan) return false;
+    std::vector<Word> words(static_cast<size_t>(plan->workspace_bytes / 16) + 1, Word{7, 7});
+    uint32_t launches = 0;
+    const auto params =
+        tile_columns_params<T>(scan, *plan, words.data(), {2 * uint64_t{random()}, random() % 3 ? nullptr : &launches});
+    return emulation::launch(plan->strips * plan->tiles, kColumnThreads, plan->shared_bytes, plan->tiles > 1, c.seed,
+        [&] { gradients_tile_columns_kernel<T, kForm>(params); });
+  }
+  // Rows as they are planned, in clusters or not, or in small tiles that no cluster holds.
+  bool run_flat(bool are_linked) {
+    const ReturnsProblem scan = with_rows_together(as_scan(gradients));
+    const auto found = random() % 4 ? plan_flat_returns(scan, static_cast<int64_t>(1 + random() % 40), 224 << 10, 16)
+                                    : plan_flat_returns(scan, static_cast<int64_t>(1 + random() % 40), 96 << 10, 1);
+    if (!found) return false;
+    constexpr int kMany = flat_vectors(sizeof(T));
+    FlatReturnsPlan plan = *found;
+    if (are_linked) {
+      const FlatReturnsSizes sizes{sizeof(T), sizeof(Acc), random() % 2 ? 1 : kMany};
+      plan = *plan_linked_returns(scan, sizes, 224 << 10, 1 + random() % 3, 1 + static_cast<int>(random() % 3));
+    }
+    tensors.clear();
+    FlatReturnsSizes{sizeof(T), sizeof(Acc), 1}.each_operand(scan, [&](const ReturnsInput& input, int64_t bytes, bool) {
+      const Strides& s = input.strides;
+      tensors.push_back({input.data, ((scan.outer - 1) * s.outer + scan.length + (scan.inner - 1) * s.inner) * bytes});
+    });
+    return plan.vectors == 1 ? run_flat<1>(scan, plan) : run_flat<kMany>(scan, plan);
+  }
+  template <int kVectors>
+  bool run_flat(const ReturnsProblem& scan, const FlatReturnsPlan& plan) {
+    std::vector<Word> words(static_cast<size_t>(plan.workspace_bytes / 16), Word{7, 7});
+    uint32_t launches = 0;
+    const auto params = flat_gradients_params<T>(
+        scan, plan, words.data(), {2 * uint64_t{random()}, random() % 3 ? nullptr : &launches});
+    return emulation::launch(
+        plan.tiles, 32 * plan.warps, plan.shared_bytes, plan.cluster > 1 || (plan.is_linked() && random() % 2), c.seed,
+        [&] { flat_gradients_kernel<T, kVectors>(params); }, plan.cluster);
+  }
+  // In float where that is enough for the window.
+  bool run_window(const ReturnsProblem& window) const {
+    if constexpr (sizeof(T) <= 4) {
+      if (is_plain(window) && window.steps <= kFloatSteps) return run_window_in<Acc, true>(window);
+    }
+    return run_window_in<double, false>(window);
+  }
+  template <typename Number, bool kPlain>
+  bool run_window_in(const ReturnsProblem& window) const {
+    const auto params = n_step_blocks_params<T, Acc, Number>(window, n_step_rates<Number>(window));
+    return emulation::launch(params.blocks(), kNStepThreads, params.shared_bytes(), false, c.seed,
+        [&] { n_step_blocks_kernel<T, Acc, Number, kPlain>(params); });
+  }
   bool launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>& params, int64_t count, int threads) const {
     return emulation::launch(ceil_div(count, threads), threads, 0, false, c.seed, [&] { kernel(params); });
   }
@@ -106,20 +217,25 @@ class Trial {
   }
   bool run_kernels(Way way) {
     if (way >= Way::kTiles) return run_tiles(way == Way::kShortTiles);
-    if (way == Way::kSerialColumns)
-      return launch(gradients.has_step_factors() ? gradients_serial_columns_kernel<T, true>
-                                                 : gradients_serial_columns_kernel<T, false>,
-          GradientsParams<T>(gradients), gradients.rows(), kSerialGradientsThreads);
-    const GradientsMemory memory(gradients);
+    if (way == Way::kFlatRows || way == Way::kLinkedRows) return run_flat(way == Way::kLinkedRows);
+    if (way > Way::kWindowBlocks) {
+      const ReturnsProblem scan = mirrored(as_scan(gradients));
+      return (way == Way::kFewSteps ? few_form(scan) : column_form(scan)) == ColumnForm::kGradients
+          ? run_columns<ColumnForm::kGradients>(way, scan)
+          : run_columns<ColumnForm::kAnyGradients>(way, scan);
+    }
+    const bool by_blocks = way == Way::kWindowBlocks;
+    const GradientsMemory memory(gradients, !by_blocks);
     std::vector<char> workspace(static_cast<size_t>(memory.bytes), 77);
     const GradientsParams<T> params(gradients, memory, workspace.data());
     const int64_t threads = ceil_div(gradients.count(), kSlots);
-    const bool has_run = !memory.has_sources() || by_form(params.form, [&](auto form) {
-      return launch(gradient_sources_kernel<T, decltype(form)::value>, params, threads, kSlotThreads);
-    });
-    if (!has_run) return false;
-    run_scan(scan_of(gradients, memory, workspace.data()));
-    return by_form(params.form_of_writes(),
+    if (by_blocks) {
+      if (!run_window(windowed(gradients, workspace.data() + memory.scanned))) return false;
+    } else {
+      if (memory.has_sources() && !launch(gradient_sources_kernel<T>, params, threads, kSlotThreads)) return false;
+      run_scan(scan_of(gradients, memory, workspace.data()));
+    }
+    return by_form(params.form,
         [&](auto form) { return launch(gradients_kernel<T, decltype(form)::value>, params, threads, kSlotThreads); });
   }
 
@@ -134,6 +250,8 @@ class Trial {
     if (c.rhos) g.rhos = {rhos.data, rhos.strides};
     if (c.terminated || c.truncated) g.ends = {ends.data, ends.strides};
     if (c.terminated || (c.truncated && !c.next_values)) g.lacks_after = {lacks.data, lacks.strides};
+    // Where all steps that end lack a next value, either tensor says so.
+    if (g.lacks_after.data && (!c.truncated || !c.next_values) && c.seed % 3) g.lacks_after = g.ends;
     discount(g.gamma, c.gamma, c.gamma_value, gammas);
     discount(g.trace, c.trace, c.trace_value, traces);
     g.clip_rho = 1.1, g.clip_c = 0.9, g.clip_pg = 1.2;
@@ -162,7 +280,10 @@ class Trial {
     rate.kind = kind;
     rate.value = kind == GammaKind::kNumber ? value : 0.5;  // which a tensor takes the place of
     if (kind == GammaKind::kRow) rate.dtype = ElementType::Float, rate.tensor = {row_gammas.data(), {c.inner, 0, 1}};
-    if (kind == GammaKind::kStep) rate.tensor = {steps.data, steps.strides};
+    if (kind == GammaKind::kStep) {
+      rate.dtype = sizeof(Acc) > 4 ? ElementType::Double : ElementType::Float;
+      rate.tensor = {steps.data, steps.strides};
+    }
   }
   double rate_at(GammaKind kind, double value, const Operand<Acc>& steps, int64_t o, int64_t t, int64_t i) const {
     if (kind == GammaKind::kNumber) return value;
@@ -171,9 +292,9 @@ class Trial {
   bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, contiguous %d, padded %d, ", what, o, t, i,
         found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded);
-    printf("of %d %d %d, own %d, next %d, rhos %d, terminated %d, truncated %d, kinds %d %d, n %ld, seed %u\n",
-        c.advantages, c.targets, c.pg, c.own_values, c.next_values, c.rhos, c.terminated, c.truncated,
-        static_cast<int>(c.gamma), static_cast<int>(c.trace), c.n, c.seed);
+    printf("way %d, of %d %d %d, own %d, next %d, rhos %d, terminated %d, truncated %d, kinds %d %d, n %ld, seed %u\n",
+        static_cast<int>(current), c.advantages, c.targets, c.pg, c.own_values, c.next_values, c.rhos, c.terminated,
+        c.truncated, static_cast<int>(c.gamma), static_cast<int>(c.trace), c.n, c.seed);
     return false;
   }
 
@@ -247,6 +368,7 @@ class Trial {
   }
 
   const Case c;
+  Way current{};
   std::mt19937 random;
   Operand<T> advantages, targets, pg, rhos;
   Operand<Acc> gammas, traces;
@@ -269,18 +391,19 @@ Case draw(std::mt19937& random) {
   c.padded = one_in(3);
   c.padded_flags = one_in(3) ? !c.padded : c.padded;
   c.padded_results = one_in(3) ? !c.padded : c.padded;
-  c.n = one_in(4) ? up_to(9) : 0;
-  c.next_values = one_in(2);
+  c.n = one_in(4) ? up_to(one_in(2) ? 9 : 60) : 0;
+  const bool is_common = one_in(3);  // of discounts that are numbers, without ratios
+  c.next_values = !is_common && one_in(2);
   c.own_values = c.n ? !c.next_values : !one_in(3);
   // Without values of their own, returns have targets alone.
   const bool may_have_all = c.own_values && !c.n;
   c.advantages = may_have_all && !one_in(3);
   c.targets = !c.advantages || !one_in(3);
-  c.pg = may_have_all && one_in(2);
-  c.rhos = may_have_all && one_in(2);
+  c.pg = may_have_all && !is_common && one_in(2);
+  c.rhos = may_have_all && !is_common && one_in(2);
   c.terminated = !one_in(4);
   c.truncated = one_in(3);
-  const auto kind = [&] { return one_in(2) ? GammaKind::kNumber : static_cast<GammaKind>(random() % 3); };
+  const auto kind = [&] { return is_common || one_in(2) ? GammaKind::kNumber : static_cast<GammaKind>(random() % 3); };
   c.gamma = kind();
   c.trace = kind();
   constexpr double kRates[] = {0.99, 1.0, 0.9};

@@ -31,6 +31,7 @@ struct NStepBlocksParams {
   NStepRates<Number> rates;  // where both discounts are numbers
   int n, share;              // steps of a block, and of a thread: some blocks
   bool rows;
+  bool is_shifted;           // a step is cut, and discounted, as the next one is, and has no values: gradients
   uint32_t width, segments;  // segments of a group of columns, in blocks of threads; of a row, in threads
   Divisor by_width, by_segments;
 
@@ -40,7 +41,7 @@ struct NStepBlocksParams {
   int64_t shared_bytes() const { return int64_t{n} * kNStepThreads * static_cast<int64_t>(sizeof(Number)); }
 };
 
-template <typename T, typename Number>
+template <typename T, typename Out, typename Number>
 NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
     const ReturnsProblem& problem, const NStepRates<Number>& rates) {
   ReturnsProblem p = problem;
@@ -48,7 +49,14 @@ NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
   NStepBlocksParams<typename Types<T>::Acc, Number> params{returns_column_params<T>(p, 1), rates};
   params.n = static_cast<int>(p.steps);
   params.share = static_cast<int>(share_of(p.steps));
-  params.rows = is_contiguous(p);
+  params.rows = p.length > 1 && std::abs(p.rewards.strides.time) == 1;
+  if constexpr (!std::is_same_v<Out, T>) {
+    constexpr int kTimes = sizeof(Out) / sizeof(T);
+    ColumnTensor<char>& to = params.call.targets;
+    to.outer *= kTimes, to.cell *= kTimes, to.back *= kTimes;
+    to.last = static_cast<char*>(p.targets.data) - (p.length - 1) * to.back;
+  }
+  params.is_shifted = p.is_gradient;
   params.width = std::min<uint32_t>(params.call.cells, kNStepThreads);
   params.segments = static_cast<uint32_t>(
       ceil_div(p.length, int64_t{params.share} * (params.rows ? 1 : kNStepThreads / params.width)));
@@ -57,7 +65,7 @@ NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
   return params;
 }
 
-template <typename T, typename Number, bool kPlain>
+template <typename T, typename Out, typename Number, bool kPlain>
 struct NStepBlocks {
   using Acc = typename Types<T>::Acc;
   static constexpr int kBatch = sizeof(Number) > 4 ? 4 : 8;
@@ -133,7 +141,8 @@ struct NStepBlocks {
     return bits;
   }
   __device__ __forceinline__ void load(int t, int count) {
-    const int shift = call.has_next_values ? 0 : 1, left = call.length - shift - t;
+    const int shift = call.has_next_values ? 0 : 1, left = call.length - shift - t, later = params.is_shifted ? 1 : 0,
+              own = min(count, call.length - later - t);
     T reward_read[kBatch], next_read[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) next_read[i] = cast<T>(Acc(0));
@@ -142,11 +151,11 @@ struct NStepBlocks {
     if constexpr (!kPlain) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) gamma[i] = trace[i] = 1.0;
-      each<Acc>(call.gamma, gammas, t, count, [&](int i, Acc element) { gamma[i] = element; });
-      each<Acc>(call.trace, traces, t, count, [&](int i, Acc element) { trace[i] = element; });
+      each<Acc>(call.gamma, gammas, t + later, own, [&](int i, Acc element) { gamma[i] = element; });
+      each<Acc>(call.trace, traces, t + later, own, [&](int i, Acc element) { trace[i] = element; });
     }
-    terminates = read_flags(call.terminated, terminated, call.terminated_is_bool, t, count);
-    truncates = read_flags(call.truncated, truncated, call.truncated_is_bool, t, count);
+    terminates = read_flags(call.terminated, terminated, call.terminated_is_bool, t + later, own);
+    truncates = read_flags(call.truncated, truncated, call.truncated_is_bool, t + later, own);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       reward[i] = cast<Acc>(reward_read[i]);
@@ -211,13 +220,14 @@ struct NStepBlocks {
         starts = false;
         Number y = whole;
         if (k + i > 0) y = gate == Number(0) ? total : fold(total, gate, beginnings[(k + i) * kNStepThreads]);
-        *reinterpret_cast<T*>(to - static_cast<int64_t>(i) * call.targets.back) = cast<T>(static_cast<Acc>(y));
+        *reinterpret_cast<Out*>(to - static_cast<int64_t>(i) * call.targets.back) = cast<Out>(static_cast<Acc>(y));
       }
     }
   }
 };
 
-template <typename T, typename Number, bool kPlain>
+// Out: the type of the targets.
+template <typename T, typename Out, typename Number, bool kPlain>
 __global__ void __launch_bounds__(kNStepThreads, 5)
     n_step_blocks_kernel(const __grid_constant__ NStepBlocksParams<typename Types<T>::Acc, Number> params) {
   extern __shared__ __align__(16) unsigned char n_step_shared[];
@@ -239,7 +249,7 @@ __global__ void __launch_bounds__(kNStepThreads, 5)
   const int64_t first = static_cast<int64_t>(share) * params.share;
   if (!is_there || column >= call.cells || first >= call.length) return;
   const uint32_t outer = call.cells == call.in_line.divisor ? 0 : call.in_line.of(column);
-  NStepBlocks<T, Number, kPlain>(
+  NStepBlocks<T, Out, Number, kPlain>(
       params, outer, column - outer * call.in_line.divisor, reinterpret_cast<Number*>(n_step_shared) + threadIdx.x)
       .run(static_cast<int>(first));
 }

@@ -3,13 +3,11 @@
 
 #include <cuda_runtime.h>
 
-#include <cfloat>
-#include <cmath>
 #include <type_traits>
 
 #include "common/device.h"
 #include "returns/n_step.cuh"
-#include "returns/n_step_blocks.cuh"
+#include "returns/n_step_blocks_launch.cuh"
 
 namespace dcs {
 
@@ -33,12 +31,7 @@ class NStepLaunch {
       }
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
     }
-    if (takes_n_step_blocks(p_, device_.shared_per_block)) {
-      if constexpr (sizeof(T) <= 4) {
-        if (plain && p_.steps <= kFloatSteps && gates_fit()) return in_blocks<Acc, true>();
-      }
-      return in_blocks<double, false>();
-    }
+    if (takes_n_step_blocks(p_, device_.shared_per_block)) return launch_n_step_blocks<T, T>(p_, device_, stream_);
     if (p_.steps >= 8) return launch_any<8>();
     return launch_any<1>();
   }
@@ -49,24 +42,6 @@ class NStepLaunch {
   template <typename Number>
   NStepCall<Number> call() const {
     return {p_, n_step_rates<Number>(p_), 0};
-  }
-
-  // Whether float holds the product of a window's gates, where that is known. A carry that is not finite must not be
-  // lost where it vanishes, nor one of 0 become a NaN where it overflows.
-  bool gates_fit() const {
-    const double gate = std::fabs(p_.gamma.value * p_.trace.value);
-    if (p_.gamma.kind != GammaKind::kNumber || p_.trace.kind != GammaKind::kNumber || gate == 0) return true;
-    const double product = std::pow(gate, p_.steps);
-    return product >= FLT_MIN && product <= FLT_MAX;
-  }
-
-  template <typename Number, bool kPlain>
-  cudaError_t in_blocks() {
-    const auto params = n_step_blocks_params<T, Number>(p_, n_step_rates<Number>(p_));
-    const auto kernel = n_step_blocks_kernel<T, Number, kPlain>;
-    allow_shared(kernel, params.shared_bytes(), device_.shared_per_block);
-    return launch_dependent(
-        kernel, device_.cluster > 1, params.blocks(), kNStepThreads, params.shared_bytes(), stream_, params);
   }
 
   // test(data, strides, element size) of every operand with a value for each step.

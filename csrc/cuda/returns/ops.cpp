@@ -28,6 +28,20 @@ FlatReturnsLauncher* flat_launcher(ElementType dtype) {
   }
 }
 
+struct GradientLaunchers {
+  GradientScanLauncher* scan;
+  GradientWindowLauncher* window;
+};
+
+GradientLaunchers gradient_launchers(ElementType dtype) {
+  switch (dtype) {
+    case ElementType::Half: return {launch_gradient_scan_half, launch_gradient_window_half};
+    case ElementType::BFloat16: return {launch_gradient_scan_bfloat16, launch_gradient_window_bfloat16};
+    case ElementType::Double: return {launch_gradient_scan_double, launch_gradient_window_double};
+    default: return {launch_gradient_scan_float, launch_gradient_window_float};
+  }
+}
+
 struct CudaReturns {
   static constexpr bool kReadsNarrowRates = true;
 
@@ -58,19 +72,29 @@ struct CudaReturns {
     const Device& device = device_of(index, kReturnsGradients);
     const cudaStream_t stream = current_stream(index);
     const auto check = [](cudaError_t error, const char* what) { check_cuda(error, kReturnsGradients, what); };
-    if (takes_serial_columns(problem, device.multiprocessors))
-      return check(launch_gradients_serial_columns(problem, device, stream), "launching the kernel");
+    if (const auto plan = plan_gradient_scan(
+            problem, device.multiprocessors, device.cluster, device.shared_per_block, kStaticBytes)) {
+      const Workspace workspace(like, plan->workspace_bytes());
+      return check(
+          gradient_launchers(problem.dtype).scan(*plan, device, workspace.data(), stream), "launching the kernel");
+    }
     if (const auto tiles = plan_gradient_tiles(problem, device.multiprocessors)) {
       const Workspace workspace(like, gradient_tiles_workspace(*tiles));
       return check(
           launch_gradient_tiles(problem, *tiles, workspace.data(), device, stream), "launching the kernel of tiles");
     }
-    const GradientsMemory memory(problem);
+    const bool by_blocks = problem.steps && takes_gradient_window(windowed(problem, nullptr), device);
+    const GradientsMemory memory(problem, !by_blocks);
     const Workspace workspace(like, memory.bytes);
     auto* const at = static_cast<char*>(workspace.data());
-    if (memory.has_sources())
-      check(launch_gradient_sources(problem, memory, at, device, stream), "launching the kernel before the scan");
-    run_scan_on_gpu(scan_of(problem, memory, at), like);
+    if (by_blocks) {
+      check(gradient_launchers(problem.dtype).window(windowed(problem, at + memory.scanned), device, stream),
+          "launching the kernel of windows");
+    } else {
+      if (memory.has_sources())
+        check(launch_gradient_sources(problem, memory, at, device, stream), "launching the kernel before the scan");
+      run_scan_on_gpu(scan_of(problem, memory, at), like);
+    }
     check(launch_gradients(problem, memory, at, device, stream), "launching the kernel behind the scan");
   }
 };

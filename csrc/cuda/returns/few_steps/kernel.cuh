@@ -17,8 +17,8 @@ constexpr int kFewReturnsBlock = 256;
 template <typename T, int kWide, ColumnForm kForm>
 struct FewReturns {
   using Acc = typename Types<T>::Acc;
-  using Column = ReturnsColumn<T, kForm>;
-  static constexpr bool kAll = kForm == ColumnForm::kAll, kRatios = kForm != ColumnForm::kPlain;
+  using Column = ColumnOf<T, kForm>;
+  static constexpr bool kAll = has_all(kForm), kRatios = has_factors(kForm);
   static constexpr int kWords = few_returns_words(sizeof(T), kWide, kForm), kUnit = kWords * kWide,
                        kSteps = few_returns_steps(kForm);
   // Half-precision elements are unpacked, and packed, in pairs.
@@ -65,6 +65,9 @@ struct FewReturns {
       if (done == 0) begin();
       use(batch, done);
       store(batch, done);
+    }
+    if constexpr (is_gradient(kForm)) {
+      if (params.bootstrap_gradient.last) store_bootstrap_gradient();
     }
   }
 
@@ -239,13 +242,14 @@ struct FewReturns {
       }
       unpack(following, next_value);
       if constexpr (kRatios) unpack(b.rho[i][w].parts[part], ratios);
+      const bool is_last = is_gradient(kForm) ? done + i + 1 == params.length : i == 0 && done == 0;
       Acc advantage[kSome], target[kSome], pg[kSome];
 #pragma unroll
       for (int u = 0; u < kSome; ++u) {
         const int k = part * kSome + u;
         const auto results = columns[u].step(params,
             {reward[u], value[u], next_value[u], ratios[u], flag_of(b.terminates[i][w], k),
-                flag_of(b.truncates[i][w], k), i == 0 && done == 0},
+                flag_of(b.truncates[i][w], k), is_last},
             [&] {
               return typename Column::StepRates{rate_of(b.gamma[kAll ? i : 0][w], k, params.gamma_is_narrow),
                   rate_of(b.trace[kAll ? i : 0][w], k, params.trace_is_narrow)};
@@ -272,6 +276,12 @@ struct FewReturns {
     write(params.advantages, b.r);
     write(params.targets, b.v);
     if constexpr (kRatios) write(params.pg_advantages, b.rho);
+  }
+  __device__ __forceinline__ void store_bootstrap_gradient() const {
+#pragma unroll
+    for (int c = 0; c < kUnit; ++c)
+      *reinterpret_cast<T*>(address(params.bootstrap_gradient, c / kWide, 0) +
+          c % kWide * (params.bootstrap_gradient.cell / kWide)) = cast<T>(after[c]);
   }
 };
 

@@ -28,7 +28,7 @@ cudaError_t launch_few_returns_in(const ReturnsProblem& problem, int wide, const
 template <typename T>
 cudaError_t launch_few_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
   const int wide = few_returns_word(problem);
-  const ColumnForm form = column_form(problem);
+  const ColumnForm form = few_form(problem);
   if (form == ColumnForm::kPlain) return launch_few_returns_in<T, ColumnForm::kPlain>(problem, wide, device, stream);
   if (form == ColumnForm::kRatios) return launch_few_returns_in<T, ColumnForm::kRatios>(problem, wide, device, stream);
   return launch_few_returns_in<T, ColumnForm::kAll>(problem, wide, device, stream);

@@ -28,7 +28,7 @@ struct FewReturnsParams {
 template <typename T>
 FewReturnsParams<typename Types<T>::Acc> few_returns_params(const ReturnsProblem& p, int wide) {
   using Acc = typename Types<T>::Acc;
-  const int words = few_returns_words(sizeof(T), wide, column_form(p));
+  const int words = few_returns_words(sizeof(T), wide, few_form(p));
   FewReturnsParams<Acc> params{returns_column_params<T>(p, wide)};
   // The last words of some threads are the first ones of others, too, so that all threads have as many.
   const auto of_line = static_cast<uint32_t>(p.inner / wide),

@@ -1,5 +1,5 @@
-// What a lane knows of its steps of a slice (slice.cuh) before it looks at their values: where rows and episodes end,
-// and what rows have of their own.
+// What a lane knows of its steps of a slice (slice.cuh) before it looks at their values: where they are, where rows and
+// episodes end, and what rows have of their own.
 #pragma once
 
 #include "returns/flat_rows/row_rates.cuh"
@@ -31,8 +31,8 @@ struct FlatLaneCuts {
   uint32_t cuts, drops;  // nothing is carried into the step; it leaves the next state's value out
 
   // `rows`: what those of the tile have of their own.
-  __device__ __forceinline__ FlatLaneCuts(const Slice& of, unsigned char* rows)
-      : p(of.p),
+  __device__ __forceinline__ FlatLaneCuts(const FlatReturnsParams<T>& given, const Slice& of, unsigned char* rows)
+      : p(given),
         slice(of),
         here(of.here),
         last_values(reinterpret_cast<Acc*>(rows + p.values_at) + of.warp),
@@ -42,6 +42,33 @@ struct FlatLaneCuts {
   __device__ __forceinline__ bool has_own() const {
     if constexpr (kAll || kForm == FlatForm::kRows) return p.has_own_values;
     return kKnownOwn;
+  }
+
+  // Memory.
+
+  using Chunk = Vector<T, kVec>;
+  // Of a parameter the compiler knows that it can be read again, and does so in every step that uses it.
+  __device__ __forceinline__ void keep(float& value) const {
+    value = __uint_as_float(__float_as_uint(value) ^ p.nothing);
+  }
+  __device__ __forceinline__ void keep(double&) const {}
+
+  __device__ __forceinline__ Chunk& chunk(int slot, int k) const {
+    return reinterpret_cast<Chunk*>(here + slot)[lane * kVectors + k];
+  }
+  template <typename E>
+  __device__ __forceinline__ void read(int slot, int k, Acc (&to)[kVec]) const {
+    if constexpr (std::is_same_v<E, T>) {
+      const uint4 words = *reinterpret_cast<const uint4*>(&chunk(slot, k));
+      Chunk raw;
+      memcpy(&raw, &words, sizeof raw);
+      unpack(raw, to);
+    } else {
+      const Vector<E, 16 / sizeof(E)>* const from = reinterpret_cast<const Vector<E, 16 / sizeof(E)>*>(here + slot) +
+          (lane * kVectors + k) * (kVec * sizeof(E) / 16);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from[i * sizeof(E) / 16].get(i % (16 / sizeof(E))));
+    }
   }
 
   // Rows.

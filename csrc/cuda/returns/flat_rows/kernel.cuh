@@ -10,13 +10,13 @@
 
 namespace dcs {
 
-// Some of the segments of a row in order of time as one, up to the first that is closed: what lies behind it is not
-// seen.
+// Segments of a row from the `first` on, `apart` from each other, as one, up to the first that is closed: what lies
+// behind it is not seen.
 template <typename Wide>
-__device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>* segments, int begin, int end) {
+__device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>* segments, int first, int end, int apart) {
   Segment<Wide> all{0, 1, false};
 #pragma unroll 1
-  for (int i = begin; i < end; ++i) {
+  for (int i = first; i != end; i += apart) {
     const Segment<Wide> next = segments[i];
     all.total = fold(all.total, all.gates, next.total);
     all.closed = next.closed;
@@ -26,9 +26,18 @@ __device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>* segments, i
   }
   return all;
 }
+// Those of all, and those that are scanned before the `rank`th, of `count` in order of time.
+template <bool kGoesBack, typename Wide>
+__device__ __forceinline__ Segment<Wide> all_joined(const Segment<Wide>* segments, int count) {
+  return kGoesBack ? joined(segments, 0, count, 1) : joined(segments, count - 1, -1, -1);
+}
+template <bool kGoesBack, typename Wide>
+__device__ __forceinline__ Segment<Wide> joined_before(const Segment<Wide>* segments, int rank, int count) {
+  return kGoesBack ? joined(segments, rank + 1, count, 1) : joined(segments, rank - 1, -1, -1);
+}
 
 // What the blocks of a row publish to each other, in shared memory.
-template <typename Wide>
+template <typename Wide, bool kGoesBack>
 struct FlatCluster {
   Segment<Wide> own;
   Segment<Wide> blocks[kMostFlatReturnsCluster];
@@ -36,13 +45,13 @@ struct FlatCluster {
   // The carry into the block, by all threads. It stays until all have read (`leave`).
   __device__ __forceinline__ Wide enter(const Segment<Wide>* warps, int rank, int count) {
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread == 0) own = joined(warps, 0, static_cast<int>(blockDim.x / 32));
+    if (thread == 0) own = all_joined<kGoesBack>(warps, static_cast<int>(blockDim.x / 32));
     arrive_in_cluster();
     wait_for_cluster();
     if (thread < count) blocks[thread] = in_cluster(own, static_cast<uint32_t>(thread));
     __syncthreads();
     arrive_in_cluster_relaxed();
-    return joined(blocks, rank + 1, count).total;
+    return joined_before<kGoesBack>(blocks, rank, count).total;
   }
   static __device__ __forceinline__ void leave() {
     __syncwarp();
@@ -50,18 +59,18 @@ struct FlatCluster {
   }
 };
 
-template <typename T, FlatForm kForm, int kVectors>
-__global__ void __launch_bounds__(32 * flat_returns_warps(kForm), kFlatReturnsBlocks)
-    flat_returns_kernel(const __grid_constant__ FlatReturnsParams<T> p) {
-  using Lane = FlatLane<T, kForm, kVectors>;
+// What a Lane makes of its steps (lane.cuh, gradients/flat_rows.cuh), in blocks of at most kWarps.
+template <typename Lane, int kWarps, typename Params>
+__device__ __forceinline__ void run_flat_rows(const Params& p) {
   using Wide = typename Lane::Wide;
+  constexpr bool kGoesBack = Lane::kGoesBack;
   extern __shared__ __align__(128) unsigned char flat_returns_shared[];
-  __shared__ uint64_t full[flat_returns_warps(kForm)];
-  __shared__ Segment<Wide> segments[flat_returns_warps(kForm)];
+  __shared__ uint64_t full[kWarps];
+  __shared__ Segment<Wide> segments[kWarps];
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32),
             warps = static_cast<int>(blockDim.x / 32);
   const FlatTileRows tile(p);
-  const FlatSlice<T, kVectors> slice{p, tile, flat_returns_shared + warp * p.warp_bytes, warp, lane};
+  const typename Lane::Slice slice{p, tile, flat_returns_shared + warp * p.warp_bytes, warp, lane};
   launch_dependents();
   if (lane == 0) {
     mbarrier_init(&full[warp], slice.arrivals(p));
@@ -72,7 +81,7 @@ __global__ void __launch_bounds__(32 * flat_returns_warps(kForm), kFlatReturnsBl
   slice.load(&full[warp]);
   __shared__ uint64_t tag;
   if (p.is_linked && threadIdx.x == 0) tag = tag_of_launch(p.links.call);
-  Lane at(slice, flat_returns_shared + p.rows_at);
+  Lane at(p, slice, flat_returns_shared + p.rows_at);
   at.find_rows();
   __syncwarp();
   mbarrier_wait(&full[warp], 0);
@@ -82,25 +91,31 @@ __global__ void __launch_bounds__(32 * flat_returns_warps(kForm), kFlatReturnsBl
   const auto total = at.total(steps, gates);
   FlatCarry<Wide> carry;
   const Segment<Wide> segment = at.exchange(static_cast<Wide>(total), static_cast<Wide>(gates), carry);
-  if (lane == 0) segments[warp] = segment;
+  if (lane == (kGoesBack ? 0 : 31)) segments[warp] = segment;
   __syncthreads();
-  __shared__ FlatCluster<Wide> cluster;
+  __shared__ FlatCluster<Wide, kGoesBack> cluster;
   Wide behind = 0;
   if (p.cluster > 1) {
     behind = cluster.enter(segments, tile.rank, p.cluster);
   } else if (p.is_linked) {
     if (warp == 0) {
-      const Segment<Wide> own = joined(segments, 0, warps);
+      const Segment<Wide> own = all_joined<kGoesBack>(segments, warps);
       const double carry = p.links.enter({own.total, own.gates, own.closed}, tile.row, tile.number, tag);
       if (lane == 0) cluster.own.total = static_cast<Wide>(carry);
     }
     __syncthreads();
     behind = cluster.own.total;
   }
-  behind = after(joined(segments, warp + 1, warps), behind);
+  behind = after(joined_before<kGoesBack>(segments, warp, warps), behind);
   at.finish(steps, static_cast<typename Lane::Acc>(carry.from(behind)));
   slice.store();
-  if (p.cluster > 1) FlatCluster<Wide>::leave();
+  if (p.cluster > 1) cluster.leave();
+}
+
+template <typename T, FlatForm kForm, int kVectors>
+__global__ void __launch_bounds__(32 * flat_returns_warps(kForm), kFlatReturnsBlocks)
+    flat_returns_kernel(const __grid_constant__ FlatReturnsParams<T> p) {
+  run_flat_rows<FlatLane<T, kForm, kVectors>, flat_returns_warps(kForm)>(p);
 }
 
 }  // namespace dcs

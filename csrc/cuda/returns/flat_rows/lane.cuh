@@ -22,40 +22,16 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using Cuts = FlatLaneCuts<T, kForm, kVectors>;
   using Cuts::Cuts, Cuts::kAll, Cuts::kRows, Cuts::kRatios, Cuts::kKnownOwn, Cuts::kVec, Cuts::kOwn, Cuts::kVecBits;
   using Cuts::p, Cuts::here, Cuts::last_values, Cuts::own_rows, Cuts::lane, Cuts::behind_row, Cuts::ends, Cuts::cuts,
-      Cuts::drops, Cuts::has_own, Cuts::clamped_row;
+      Cuts::drops, Cuts::has_own, Cuts::clamped_row, Cuts::chunk, Cuts::keep;
   using typename Cuts::Acc;
   using typename Cuts::Slice;
-  using Chunk = Vector<T, kVec>;
+  static constexpr bool kGoesBack = true;
   using Steps = Acc[kOwn];
   // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps, and
   // so is what floats lose between lanes.
   static constexpr bool kShort = sizeof(T) == 2;
   using StepGate = Gate<Acc, kShort>;
   using Wide = std::conditional_t<kShort && !kRatios && !kRows, float, double>;
-
-  // Of a parameter the compiler knows that it can be read again, and does so in every step that uses it.
-  __device__ __forceinline__ void keep(float& value) const {
-    value = __uint_as_float(__float_as_uint(value) ^ p.nothing);
-  }
-  __device__ __forceinline__ void keep(double&) const {}
-
-  __device__ __forceinline__ Chunk& chunk(int slot, int k) const {
-    return reinterpret_cast<Chunk*>(here + slot)[lane * kVectors + k];
-  }
-  template <typename E>
-  __device__ __forceinline__ void read(int slot, int k, Acc (&to)[kVec]) const {
-    if constexpr (std::is_same_v<E, T>) {
-      const uint4 words = *reinterpret_cast<const uint4*>(&chunk(slot, k));
-      Chunk raw;
-      memcpy(&raw, &words, sizeof raw);
-      unpack(raw, to);
-    } else {
-      const Vector<E, 16 / sizeof(E)>* const from = reinterpret_cast<const Vector<E, 16 / sizeof(E)>*>(here + slot) +
-          (lane * kVectors + k) * (kVec * sizeof(E) / 16);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from[i * sizeof(E) / 16].get(i % (16 / sizeof(E))));
-    }
-  }
 
   static __device__ __forceinline__ void fill_with_ones(Acc (&factors)[kVec]) {
 #pragma unroll
@@ -69,14 +45,14 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ void read_factors(int k, Factors& to) const {
     if constexpr (kRatios) {
       if constexpr (kAll) fill_with_ones(to.ratios);
-      if (!kAll || p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
+      if (!kAll || p.slots.rhos >= 0) this->template read<T>(p.slots.rhos, k, to.ratios);
     }
     if constexpr (kAll) {
       const auto read_rates = [&](int slot, bool is_narrow, Acc(&rates)[kVec]) {
         fill_with_ones(rates);
         if (slot < 0) return;
-        if (sizeof(T) == 2 && is_narrow) read<T>(slot, k, rates);
-        else read<Acc>(slot, k, rates);
+        if (sizeof(T) == 2 && is_narrow) this->template read<T>(slot, k, rates);
+        else this->template read<Acc>(slot, k, rates);
       };
       read_rates(p.slots.gamma, p.gamma_is_narrow, to.gammas);
       read_rates(p.slots.trace, p.trace_is_narrow, to.traces);
@@ -147,14 +123,14 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
 #pragma unroll
     for (int k = kVectors - 1; k >= 0; --k) {
       Acc rewards[kVec], values[kVec] = {}, next[kVec];
-      read<T>(p.slots.rewards, k, rewards);
-      if (is_shifted || has_own()) read<T>(p.slots.values, k, values);
+      this->template read<T>(p.slots.rewards, k, rewards);
+      if (is_shifted || has_own()) this->template read<T>(p.slots.values, k, values);
       if (is_shifted) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) next[j] = j + 1 < kVec ? values[(j + 1) % kVec] : after;
         after = values[0];
       } else {
-        read<T>(p.slots.next_values, k, next);
+        this->template read<T>(p.slots.next_values, k, next);
       }
       Factors factors;
       read_factors(k, factors);
@@ -343,7 +319,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       if (p.slots.targets >= 0) {
         if (has_own()) {
           Acc own[kVec];
-          read<T>(p.slots.values, k, own);
+          this->template read<T>(p.slots.values, k, own);
 #pragma unroll
           for (int j = 0; j < kVec; ++j) advantages[j] += own[j];
         }

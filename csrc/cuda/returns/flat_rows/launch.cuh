@@ -30,10 +30,10 @@ FlatReturnsKernel<T> flat_returns_kernel_of(FlatForm form, const FlatReturnsPlan
   }
 }
 
-template <typename T>
-cudaError_t launch_flat_returns(const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device,
-    void* workspace, cudaStream_t stream) {
-  const FlatReturnsKernel<T> kernel = flat_returns_kernel_of<T>(flat_form(problem), plan);
+// params(tag) of the kernel's call.
+template <typename Params, typename MakeParams>
+cudaError_t launch_flat_rows(void (*kernel)(Params), const MakeParams& params, const FlatReturnsPlan& plan,
+    const Device& device, void* workspace, cudaStream_t stream) {
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, device.shared_per_block);
   if (error != cudaSuccess) return error;
   CallTag tag{};
@@ -50,7 +50,14 @@ cudaError_t launch_flat_returns(const ReturnsProblem& problem, const FlatReturns
   if (plan.cluster > 1) attributes[count++] = in_clusters_of(plan.cluster);
   const cudaLaunchConfig_t config =
       launch_config(plan.tiles, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, flat_returns_params<T>(problem, plan, workspace, tag));
+  return cudaLaunchKernelEx(&config, kernel, params(tag));
+}
+
+template <typename T>
+cudaError_t launch_flat_returns(const ReturnsProblem& problem, const FlatReturnsPlan& plan, const Device& device,
+    void* workspace, cudaStream_t stream) {
+  const auto params = [&](const CallTag& tag) { return flat_returns_params<T>(problem, plan, workspace, tag); };
+  return launch_flat_rows(flat_returns_kernel_of<T>(flat_form(problem), plan), params, plan, device, workspace, stream);
 }
 
 }  // namespace dcs

@@ -75,6 +75,7 @@ struct FlatReturnsParams {
   Acc step_powers[kMostFlatOwn];  // of 1, 2, 3, ... steps
   Acc clip_rho, clip_c, clip_pg;
   uint32_t nothing;  // 0
+  bool is_gradient;
   bool row_rates, has_own_values, has_no_values;
   bool is_shifted;  // values are those of the step before's next state
   bool terminated_is_bool, truncated_is_bool;
@@ -178,9 +179,10 @@ FlatReturnsParams<T> flat_returns_params(
   slots.truncated = slot_of(p.truncated.data);
   slots.gamma = slot_of(p.gamma.kind == GammaKind::kStep);
   slots.trace = slot_of(p.trace.kind == GammaKind::kStep);
-  params.has_own_values = p.values.data && !p.values_are_next;
+  params.is_gradient = p.is_gradient;
+  params.has_own_values = p.is_gradient ? p.of_own_values : p.values.data && !p.values_are_next;
   params.has_no_values = !p.values.data && !p.next_values.data;
-  params.is_shifted = !p.next_values.data;
+  params.is_shifted = !p.next_values.data && !p.is_gradient;
   // Nobody looks at what is read in their place.
   if (!p.values.data) slots.values = slots.rewards;
   const auto result = [&](const ReturnsOutput& output, int slot) {
@@ -190,9 +192,22 @@ FlatReturnsParams<T> flat_returns_params(
     params.results[params.result_count++] = tensor;
     return slot;
   };
-  slots.advantages = result(p.advantages, slots.rewards);
-  slots.targets = result(p.targets, params.has_own_values ? slots.values : slots.rewards);
-  slots.pg_advantages = result(p.pg_advantages, p.rhos.data ? slots.rhos : static_cast<int>(at));
+  if (p.is_gradient) {
+    // In the place of operands, then behind them.
+    int taken = 0;
+    const auto next_slot = [&] {
+      const int behind = taken++ - (p.values.data ? 2 : 1);
+      return behind >= 0 ? static_cast<int>(at + behind * slice * kBytes) : behind == -1 ? slots.values : slots.rewards;
+    };
+    const auto placed = [&](const ReturnsOutput& output) { return output.data ? result(output, next_slot()) : -1; };
+    slots.advantages = placed(p.advantages);
+    slots.targets = placed(p.targets);
+    slots.pg_advantages = placed(p.pg_advantages);
+  } else {
+    slots.advantages = result(p.advantages, slots.rewards);
+    slots.targets = result(p.targets, params.has_own_values ? slots.values : slots.rewards);
+    slots.pg_advantages = result(p.pg_advantages, p.rhos.data ? slots.rhos : static_cast<int>(at));
+  }
   params.warp_bytes = static_cast<int>(sizes.warp_bytes(p));
   params.rows_at = plan.warps * params.warp_bytes;
   params.values_at = has_row_rates(p) ? static_cast<int>((plan.rows + plan.warps) * sizeof(FlatRow<Acc>)) : 0;

@@ -44,14 +44,15 @@ struct FlatTileRows {
     }
     left = static_cast<int>(min(p.count - base, int64_t{1} << 30));
   }
-  // The blocks of a cluster are neighbors. Else all rows' last tiles come first, then those before them in time.
+  // The blocks of a cluster are neighbors. Else all rows' last tiles come first, then those before them in time; of
+  // gradients their first ones.
   template <typename T>
   __device__ __forceinline__ void find_rank(const FlatReturnsParams<T>& p) {
     const uint32_t block = blockIdx.x;
     if (p.is_linked) {
       number = static_cast<int>(p.links.rows.of(block));
       row = block - static_cast<uint32_t>(number) * p.links.rows.divisor;
-      rank = p.links.row_tiles - 1 - number;
+      rank = p.is_gradient ? number : p.links.row_tiles - 1 - number;
     } else {
       const uint32_t blocks = static_cast<uint32_t>(p.cluster);
       row = block / blocks;

@@ -3,7 +3,7 @@
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
 #include "returns/gradients/tile.cuh"
-#include "returns/gradients/serial_columns.cuh"
+#include "returns/n_step_blocks.cuh"
 #include "common/call_tag.h"
 
 namespace dcs {
@@ -27,15 +27,16 @@ cudaError_t launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>&
 
 }  // namespace
 
+bool takes_gradient_window(const ReturnsProblem& window, const Device& device) {
+  return takes_n_step_blocks(window, device.shared_per_block);
+}
+
 cudaError_t launch_gradient_sources(const ReturnsGradientsProblem& problem, const GradientsMemory& memory,
     char* workspace, const Device& device, cudaStream_t stream) {
   return by_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const GradientsParams<T> params(problem, memory, workspace);
-    return by_form(params.form, [&](auto form) {
-      return launch(gradient_sources_kernel<T, decltype(form)::value>, params, ceil_div(problem.count(), kSlots),
-          kSlotThreads, device, stream);
-    });
+    return launch(gradient_sources_kernel<T>, params, ceil_div(problem.count(), kSlots), kSlotThreads, device, stream);
   });
 }
 
@@ -44,20 +45,10 @@ cudaError_t launch_gradients(const ReturnsGradientsProblem& problem, const Gradi
   return by_dtype(problem.dtype, [&](auto type) {
     using T = decltype(type);
     const GradientsParams<T> params(problem, memory, workspace);
-    return by_form(params.form_of_writes(), [&](auto form) {
+    return by_form(params.form, [&](auto form) {
       return launch(gradients_kernel<T, decltype(form)::value>, params, ceil_div(problem.count(), kSlots), kSlotThreads,
           device, stream);
     });
-  });
-}
-
-cudaError_t launch_gradients_serial_columns(
-    const ReturnsGradientsProblem& problem, const Device& device, cudaStream_t stream) {
-  return by_dtype(problem.dtype, [&](auto type) {
-    using T = decltype(type);
-    return launch(problem.has_step_factors() ? gradients_serial_columns_kernel<T, true>
-                                             : gradients_serial_columns_kernel<T, false>,
-        GradientsParams<T>(problem), problem.rows(), kSerialGradientsThreads, device, stream);
   });
 }
 

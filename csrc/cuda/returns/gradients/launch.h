@@ -8,14 +8,24 @@
 
 namespace dcs {
 
+// What is scanned over a window (`windowed`), for launch_gradients, where takes_n_step_blocks.
+bool takes_gradient_window(const ReturnsProblem& window, const Device&);
+using GradientWindowLauncher = cudaError_t(const ReturnsProblem& window, const Device&, cudaStream_t);
+GradientWindowLauncher launch_gradient_window_float, launch_gradient_window_half, launch_gradient_window_bfloat16,
+    launch_gradient_window_double;
 // Before and behind the scan (stages.cuh). `workspace`: of `memory.bytes`.
 cudaError_t launch_gradient_sources(
     const ReturnsGradientsProblem&, const GradientsMemory& memory, char* workspace, const Device&, cudaStream_t);
 cudaError_t launch_gradients(
     const ReturnsGradientsProblem&, const GradientsMemory& memory, char* workspace, const Device&, cudaStream_t);
-// All of it, one thread per column (serial_columns.cuh).
-cudaError_t launch_gradients_serial_columns(const ReturnsGradientsProblem&, const Device&, cudaStream_t);
-// All of it, a tile a block (tile.cuh). `workspace`: of so many bytes, for what tiles carry.
+// All of it as a scan: flat rows (flat_rows.cuh), tiles of columns (tile_columns.cuh), else a thread takes columns
+// (returns/serial_columns, returns/few_steps). One a storage type, each in a file of its own so that they compile side
+// by side.
+using GradientScanLauncher = cudaError_t(const GradientScanPlan&, const Device&, void* workspace, cudaStream_t);
+GradientScanLauncher launch_gradient_scan_float, launch_gradient_scan_half, launch_gradient_scan_bfloat16,
+    launch_gradient_scan_double;
+// All of it where time is contiguous, of any options, a tile a block (tile.cuh). `workspace`: of so many bytes, for
+// what tiles carry.
 inline int64_t gradient_tiles_workspace(const GradientTilesPlan& plan) { return plan.carries() * 32; }
 cudaError_t launch_gradient_tiles(
     const ReturnsGradientsProblem&, const GradientTilesPlan&, void* workspace, const Device&, cudaStream_t);

@@ -9,18 +9,14 @@
 
 namespace dcs {
 
-// Of a call: all that is given is dense and no discount is of rows, for kPlain without ratios, policy gradients and
-// discounts of steps, too; or anything.
-enum class GradientsForm { kPlain, kDense, kAny };
+// Of a call: all that is given is dense and no discount is of rows; or anything.
+enum class GradientsForm { kDense, kAny };
 
 // visit(form), a type whose `value` it is.
 template <typename Visit>
 auto by_form(GradientsForm form, const Visit& visit) {
-  switch (form) {
-    case GradientsForm::kPlain: return visit(std::integral_constant<GradientsForm, GradientsForm::kPlain>());
-    case GradientsForm::kDense: return visit(std::integral_constant<GradientsForm, GradientsForm::kDense>());
-    default: return visit(std::integral_constant<GradientsForm, GradientsForm::kAny>());
-  }
+  if (form == GradientsForm::kDense) return visit(std::integral_constant<GradientsForm, GradientsForm::kDense>());
+  return visit(std::integral_constant<GradientsForm, GradientsForm::kAny>());
 }
 
 // A tensor, null if it is not there. `dense`: its elements are in the order of GradientsShape.
@@ -49,8 +45,6 @@ struct GradientsParams {
   T* bootstrap_value;
   Strides of_bootstrap, rows;
   GradientsForm form;
-  // Of the kernel that writes gradients: over a window there is one for anything.
-  GradientsForm form_of_writes() const { return is_n_step ? GradientsForm::kAny : form; }
   // For the scan, and of it.
   GradientsOperand<Acc> source, gates;
   double* row_gates = nullptr;
@@ -95,9 +89,7 @@ struct GradientsParams {
     const bool is_dense = !row_rates &&
         are_dense(of_advantages, of_targets, of_pg, rhos, ends, lacks_after, step_gamma, step_trace, rewards, values,
             next_values);
-    form = !is_dense                            ? GradientsForm::kAny
-        : step_rates || rhos.data || of_pg.data ? GradientsForm::kDense
-                                                : GradientsForm::kPlain;
+    form = is_dense ? GradientsForm::kDense : GradientsForm::kAny;
   }
   GradientsParams(const ReturnsGradientsProblem& p, const GradientsMemory& memory, char* workspace)
       : GradientsParams(p) {

@@ -114,8 +114,7 @@ __device__ __forceinline__ SlotRates<typename Types<T>::Acc> rates_of(
   if (kForm == GradientsForm::kAny && params.row_rates)
     rates = rates_of<Acc>(params.gamma, params.trace, slots.row(j, params.gamma.tensor.strides),
         slots.row(j, params.trace.tensor.strides));
-  if (kForm == GradientsForm::kPlain || !params.step_rates)
-    return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
+  if (!params.step_rates) return {rates.gamma, rates.rest, static_cast<Acc>(rates.carried), rates.carried};
   const Acc gamma = params.step_gamma.data ? *slots.address(params.step_gamma, j, later) : rates.gamma,
             trace = params.step_trace.data ? *slots.address(params.step_trace, j, later) : rates.trace;
   return {gamma, gamma - gamma * trace, gamma * trace, 0.0};

@@ -10,14 +10,13 @@ namespace dcs {
 template <typename T, GradientsForm kForm, typename To>
 __device__ __forceinline__ void make_sources(const Slots<T, kForm>& slots, const To& to) {
   using Acc = typename Types<T>::Acc;
-  constexpr bool kPlain = kForm == GradientsForm::kPlain;
   const GradientsParams<T>& params = slots.params;
   const bool has_ratios = params.rhos.data;
   T of_advantages[kSlots], of_targets[kSlots], rhos[kSlots];
   slots.read(params.of_advantages, of_advantages);
   slots.read(params.of_targets, of_targets);
   Acc carried[kSlots] = {};  // from the step before's policy gradient
-  if (!kPlain && params.of_pg.data) {
+  if (params.of_pg.data) {
     bool ends[kSlots];
     T of_pg[kSlots], rhos_before[kSlots];
     const auto has_one_before = [&](int j) { return !slots.is_first(j); };
@@ -31,7 +30,7 @@ __device__ __forceinline__ void make_sources(const Slots<T, kForm>& slots, const
             (ratio_of(has_ratios, cast<Acc>(rhos_before[j]), params.clip_pg) * cast<Acc>(of_pg[j]));
   }
   to.store_sources([&](int j) { return cast<Acc>(of_advantages[j]) + cast<Acc>(of_targets[j]) + carried[j]; });
-  if (!kPlain && to.wants_gates()) {
+  if (to.wants_gates()) {
     slots.read(params.rhos, rhos);
     to.store_gates(
         [&](int j) { return rates_of(slots, j).product * ratio_of(has_ratios, cast<Acc>(rhos[j]), params.clip_c); });
@@ -41,9 +40,9 @@ __device__ __forceinline__ void make_sources(const Slots<T, kForm>& slots, const
 }
 
 // For a scan that is launched.
-template <typename T, GradientsForm kForm>
+template <typename T>
 struct SourcesInMemory {
-  const Slots<T, kForm>& slots;
+  const Slots<T>& slots;
   const GradientsParams<T>& params = slots.params;
 
   template <typename Value>
@@ -64,12 +63,12 @@ struct SourcesInMemory {
   }
 };
 
-template <typename T, GradientsForm kForm>
+template <typename T>
 __global__ void __launch_bounds__(kSlotThreads)
     gradient_sources_kernel(const __grid_constant__ GradientsParams<T> params) {
   overlap_launches();
-  const Slots<T, kForm> slots(params);
-  make_sources(slots, SourcesInMemory<T, kForm>{slots});
+  const Slots<T> slots(params);
+  make_sources(slots, SourcesInMemory<T>{slots});
 }
 
 // The gradients of a base, r + boot - v, and what is made of it; of slots `later` steps on.
@@ -89,7 +88,7 @@ struct BaseGradients {
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) there[j] = which(j);
     scanned.read(base, later, which);
-    if constexpr (kForm != GradientsForm::kPlain) weigh(which);
+    weigh(which);
   }
   // By ratios.
   template <typename Which>
@@ -183,12 +182,11 @@ struct ScannedInMemory {
   }
 };
 
-// Over a window in any form alone.
 template <typename T, GradientsForm kForm>
 __global__ void __launch_bounds__(kSlotThreads) gradients_kernel(const __grid_constant__ GradientsParams<T> params) {
   overlap_launches();
   const Slots<T, kForm> slots(params);
-  write_gradients<kForm == GradientsForm::kAny>(slots, ScannedInMemory<T, kForm>{slots});
+  write_gradients<true>(slots, ScannedInMemory<T, kForm>{slots});
 }
 
 }  // namespace dcs

@@ -134,7 +134,7 @@ struct GradientRun {
     slot = tile.plan.before + kRun * part;
     find_cuts();
   }
-  __device__ __forceinline__ bool has_gates() const { return kForm != GradientsForm::kPlain && tile.params.has_gates; }
+  __device__ __forceinline__ bool has_gates() const { return tile.params.has_gates; }
   // In shared memory, of a step or of the one before it.
   __device__ __forceinline__ int slot_of(int i, int later = 0) const { return max(slot + i + later, 0); }
   __device__ __forceinline__ int offset(int i, int later = 0) const { return padded_slot(slot_of(i, later)); }

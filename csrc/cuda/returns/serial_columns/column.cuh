@@ -5,45 +5,53 @@
 
 namespace dcs {
 
+// Flags are bits of the column; a ratio, or a next state's value, that is not there is not read.
+template <typename Acc>
+struct ColumnStep {
+  Acc reward, value, next_value, rho;
+  uint32_t terminates, truncates;
+  bool is_last;
+};
+template <typename Acc>
+struct ColumnResults {
+  Acc advantage, target, pg;
+};
+
+// The discounts of a step; 1 those that are not one a step.
+template <typename Acc>
+struct ColumnStepRates {
+  Acc gamma, trace;
+};
+// A discount that is no step's own is 1 there, and the others are 1 in `rates`. step_rates(): asked for where there are
+// such. `factor`: of what is carried.
+template <typename Acc, typename Own>
+__device__ __forceinline__ void take_step_rates(const ReturnsColumnParams<Acc>& params, const Rates<Acc>& rates,
+    const Own& step_rates, Acc& gamma, Acc& rest, Acc& factor) {
+  if (!params.gamma.last && !params.trace.last) return;
+  const ColumnStepRates<Acc> own = step_rates();
+  if (params.gamma.last) gamma = own.gamma;
+  rest = gamma - gamma * (params.trace.last ? own.trace : rates.trace);
+  factor = own.gamma * own.trace;
+}
+
 template <typename T, ColumnForm kForm>
 struct ReturnsColumn {
   using Acc = typename Types<T>::Acc;
-  static constexpr bool kAll = kForm == ColumnForm::kAll, kRatios = kForm != ColumnForm::kPlain;
+  static constexpr bool kAll = has_all(kForm), kRatios = has_factors(kForm);
 
   Rates<Acc> rates;
   Acc y = 0, after = 0;  // the carry, and the value of the state behind the next step
 
-  // Flags are bits of the column; a ratio, or a next state's value, that is not there is not read.
-  struct Step {
-    Acc reward, value, next_value, rho;
-    uint32_t terminates, truncates;
-    bool is_last;
-  };
-  struct Results {
-    Acc advantage, target, pg;
-  };
+  using Step = ColumnStep<Acc>;
+  using Results = ColumnResults<Acc>;
+  using StepRates = ColumnStepRates<Acc>;
 
-  // The discounts of a step; 1 those that are not one a step.
-  struct StepRates {
-    Acc gamma, trace;
-  };
-
-  // step_rates(): asked for where there are such.
   template <typename Own>
   __device__ __forceinline__ Results step(
       const ReturnsColumnParams<Acc>& params, const Step& of, const Own& step_rates) {
     const bool has_own = params.has_own_values, is_cut = (of.terminates | of.truncates) || of.is_last;
     Acc own_gamma = rates.gamma, rest = rates.rest, factor = 1;
-    if constexpr (kAll) {
-      // A discount that is no step's own is 1 there, and the others are 1 in `rates`.
-      if (params.gamma.last || params.trace.last) {
-        const StepRates own = step_rates();
-        const Acc own_trace = params.trace.last ? own.trace : rates.trace;
-        if (params.gamma.last) own_gamma = own.gamma;
-        rest = own_gamma - own_gamma * own_trace;
-        factor = own.gamma * own.trace;
-      }
-    }
+    if constexpr (kAll) take_step_rates(params, rates, step_rates, own_gamma, rest, factor);
     const Acc weight = has_own || is_cut ? own_gamma : rest;
     // What counts for nothing is not read.
     const bool counts_for_nothing = !has_own && weight == Acc(0);
@@ -63,5 +71,43 @@ struct ReturnsColumn {
     return {y, y + own, pg};
   }
 };
+
+// The same of gradients (`as_scan`, dcs/returns/gradients_plan.h).
+template <typename T, ColumnForm kForm>
+struct GradientColumn {
+  using Acc = typename Types<T>::Acc;
+
+  Rates<Acc> rates;
+  Acc y = 0, after = 0;  // the carry, and the gradient of the step before's next value
+
+  using Step = ColumnStep<Acc>;
+  using Results = ColumnResults<Acc>;
+  using StepRates = ColumnStepRates<Acc>;
+
+  template <typename Own>
+  __device__ __forceinline__ Results step(
+      const ReturnsColumnParams<Acc>& params, const Step& of, const Own& step_rates) {
+    const Acc s = of.reward + of.value + y, of_target = params.of_targets ? of.reward : Acc(0);
+    const bool is_cut = of.terminates || of.is_last;
+    Acc own_gamma = rates.gamma, rest = rates.rest, factor = 1, base = s, carried = s;
+    if constexpr (has_all(kForm)) {
+      take_step_rates(params, rates, step_rates, own_gamma, rest, factor);
+      const auto ratio = [&](Acc most) { return params.rhos.last ? clipped(of.rho, most) : Acc(1); };
+      const Acc of_policy = params.next_values.last ? ratio(params.clip_pg) * of.next_value : Acc(0);
+      base = ratio(params.clip_rho) * s + of_policy;
+      carried = ratio(params.clip_c) * s + of_policy;
+    }
+    const Acc of_value =
+        (params.has_own_values ? of_target - base : Acc(0)) + (params.has_next_values ? Acc(0) : after);
+    after = of.truncates | (of.terminates & params.ends_lack)
+        ? Acc(0)
+        : (params.has_own_values || is_cut ? own_gamma : rest) * base;
+    y = is_cut ? Acc(0) : rates.gate.step(Acc(0), factor * carried);
+    return {base, of_value, after};
+  }
+};
+
+template <typename T, ColumnForm kForm>
+using ColumnOf = std::conditional_t<is_gradient(kForm), GradientColumn<T, kForm>, ReturnsColumn<T, kForm>>;
 
 }  // namespace dcs

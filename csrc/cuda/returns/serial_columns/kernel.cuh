@@ -14,19 +14,19 @@ constexpr int kSerialReturnsThreads = 128;
 
 // Steps of a batch: as many bytes as keep memory busy, in as many registers as leave room for enough warps.
 template <typename T, int kUnit, ColumnForm kForm>
-constexpr int kSerialReturnsBatch = kForm != ColumnForm::kPlain ? (sizeof(T) == 8 ? 4 : 8)
-    : sizeof(T) == 8                                            ? 8
-    : sizeof(T) * kUnit == 4                                    ? 12
-                                                                : 16;
+constexpr int kSerialReturnsBatch = has_factors(kForm) ? (sizeof(T) == 8 ? 4 : 8)
+    : sizeof(T) == 8                                   ? 8
+    : sizeof(T) * kUnit == 4                           ? 12
+                                                       : 16;
 
 // kUnit neighboring columns.
 template <typename T, int kUnit, ColumnForm kForm>
 struct SerialReturns {
   using Acc = typename Types<T>::Acc;
   using Cell = Vector<T, kUnit>;
-  using Column = ReturnsColumn<T, kForm>;
+  using Column = ColumnOf<T, kForm>;
   using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
-  static constexpr bool kAll = kForm == ColumnForm::kAll, kRatios = kForm != ColumnForm::kPlain;
+  static constexpr bool kAll = has_all(kForm), kRatios = has_factors(kForm), kPg = kRatios || is_gradient(kForm);
   static constexpr int kBatch = kSerialReturnsBatch<T, kUnit, kForm>;
   static constexpr int kSome = kBatch / 4 * 4 == kBatch && kBatch > 4 ? 4 : 2;  // used, and asked for, at a time
 
@@ -50,7 +50,8 @@ struct SerialReturns {
     truncated = begin(params.truncated);
     advantages = begin(params.advantages);
     targets = begin(params.targets);
-    if constexpr (kRatios) rhos = begin(params.rhos), pg_advantages = begin(params.pg_advantages);
+    if constexpr (kRatios) rhos = begin(params.rhos);
+    if constexpr (kPg) pg_advantages = begin(params.pg_advantages);
     if constexpr (kAll) {
       next_values = begin(params.next_values);
       gammas = begin(params.gamma);
@@ -60,7 +61,10 @@ struct SerialReturns {
     for (int b = 0; b < kBatch; ++b) {
       terminates[b] = truncates[b] = 0;
 #pragma unroll
-      for (int u = 0; u < kUnit; ++u) v[b].set(u, cast<T>(Acc(0)));
+      for (int u = 0; u < kUnit; ++u) {
+        v[b].set(u, cast<T>(Acc(0)));
+        if constexpr (is_gradient(kForm)) r[b].set(u, cast<T>(Acc(0)));
+      }
       if constexpr (kAll) gamma[b] = trace[b] = bits_of_one<T>();
     }
     const char* const bootstrap = begin(params.bootstrap);
@@ -96,6 +100,13 @@ struct SerialReturns {
       left -= kBatch;
       starts = false;
     }
+    if constexpr (is_gradient(kForm)) {
+      if (!params.bootstrap_gradient.last) return;
+      char* const at = begin(params.bootstrap_gradient);
+#pragma unroll
+      for (int u = 0; u < kUnit; ++u)
+        *reinterpret_cast<T*>(at + u * (params.bootstrap_gradient.cell / kUnit)) = cast<T>(columns[u].after);
+    }
   }
 
  private:
@@ -111,7 +122,8 @@ struct SerialReturns {
     move(truncated, params.truncated.back);
     move(advantages, params.advantages.back);
     move(targets, params.targets.back);
-    if constexpr (kRatios) move(rhos, params.rhos.back), move(pg_advantages, params.pg_advantages.back);
+    if constexpr (kRatios) move(rhos, params.rhos.back);
+    if constexpr (kPg) move(pg_advantages, params.pg_advantages.back);
     if constexpr (kAll) {
       move(next_values, params.next_values.back);
       move(gammas, params.gamma.back);
@@ -176,10 +188,11 @@ struct SerialReturns {
 
   // A column's step.
   __device__ __forceinline__ typename Column::Results step(
-      int b, int u, Acc reward, Acc value, Acc next_value, Acc rho) {
+      int b, int u, int left, Acc reward, Acc value, Acc next_value, Acc rho) {
     const uint32_t bits = kUnit == 1 ? ~0u : 0xffu << 8 * u;
+    const bool is_last = is_gradient(kForm) ? b + 1 == left : b == 0 && starts;
     return columns[u].step(
-        params, {reward, value, next_value, rho, terminates[b] & bits, truncates[b] & bits, b == 0 && starts}, [&] {
+        params, {reward, value, next_value, rho, terminates[b] & bits, truncates[b] & bits, is_last}, [&] {
           return typename Column::StepRates{
               rate_of_bits<T>(gamma[b], params.gamma_is_narrow), rate_of_bits<T>(trace[b], params.trace_is_narrow)};
         });
@@ -201,7 +214,9 @@ struct SerialReturns {
       Acc advantage[kUnit], target[kUnit], pg[kUnit];
 #pragma unroll
       for (int u = 0; u < kUnit; ++u) {
-        const auto results = step(b, u, reward[u], value[u], next_value[u], ratios[u]);
+        // What is left behind the last step is a gradient, too.
+        if (is_gradient(kForm) && b >= left) break;
+        const auto results = step(b, u, left, reward[u], value[u], next_value[u], ratios[u]);
         advantage[u] = results.advantage, target[u] = results.target, pg[u] = results.pg;
       }
       of_advantages[b] = pack<Acc, T, kUnit>(advantage);
@@ -215,7 +230,7 @@ struct SerialReturns {
     };
     write(params.advantages, advantages, of_advantages);
     write(params.targets, targets, of_targets);
-    if constexpr (kRatios) write(params.pg_advantages, pg_advantages, of_pg);
+    if constexpr (kPg) write(params.pg_advantages, pg_advantages, of_pg);
   }
 };
 

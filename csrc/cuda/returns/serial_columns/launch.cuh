@@ -19,6 +19,11 @@ cudaError_t launch_serial_returns_as(const ReturnsProblem& problem, const Device
       ceil_div(params.cells, threads), threads, 0, stream, params);
 }
 
+// Pairs are half the threads: only where enough are left.
+inline bool takes_serial_pairs(const ReturnsProblem& problem, const Device& device) {
+  return columns_pair(problem) && problem.rows() >= 2 * kSerialReturnsColumns * device.multiprocessors;
+}
+
 template <typename T>
 cudaError_t launch_serial_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8) {
@@ -26,8 +31,7 @@ cudaError_t launch_serial_returns(const ReturnsProblem& problem, const Device& d
   }
   const ColumnForm form = column_form(problem);
   if constexpr (sizeof(T) == 2) {
-    // Pairs are half the threads: only where enough are left.
-    if (columns_pair(problem) && problem.rows() >= 2 * kSerialReturnsColumns * device.multiprocessors) {
+    if (takes_serial_pairs(problem, device)) {
       if (form == ColumnForm::kPlain)
         return launch_serial_returns_as<T, 2, ColumnForm::kPlain>(problem, device, stream);
       if (form == ColumnForm::kRatios)

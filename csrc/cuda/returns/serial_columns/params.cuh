@@ -29,11 +29,13 @@ __device__ __forceinline__ Byte* last_of_cell(const ColumnTensor<Byte>& tensor, 
 template <typename Acc>
 struct ReturnsColumnParams {
   ColumnTensor<const char> rewards, values, next_values, rhos, gamma, trace, terminated, truncated, bootstrap;
-  ColumnTensor<char> advantages, targets, pg_advantages;
+  ColumnTensor<char> advantages, targets, pg_advantages, bootstrap_gradient;
   ReturnsDiscount row_gamma, row_trace;
   Rates<Acc> rates;  // where none is a row's
   Acc clip_rho, clip_c, clip_pg;
   bool row_rates, has_own_values, has_next_values;
+  bool of_targets;     // of gradients, as the next one: those of rewards are of targets
+  uint32_t ends_lack;  // all bits where an end lacks a next value, and no other step
   bool terminated_is_bool, truncated_is_bool;
   bool gamma_is_narrow, trace_is_narrow;  // those of steps
   uint32_t truncated_drops;               // all bits where a truncated step's next value is not read
@@ -62,15 +64,19 @@ ReturnsColumnParams<typename Types<T>::Acc> returns_column_params(const ReturnsP
   params.has_own_values = p.values.data && !p.values_are_next;
   params.has_next_values = p.next_values.data;
   params.truncated_drops = params.has_next_values ? 0 : ~0u;
-  const bool is_one_stream = !params.has_own_values && params.has_next_values;
+  if (p.is_gradient) params.has_own_values = p.of_own_values, params.has_next_values = p.of_next_values;
+  params.of_targets = p.of_targets;
+  params.ends_lack = p.ends_lack ? ~0u : 0;
+  const bool is_one_stream = !p.is_gradient && !params.has_own_values && params.has_next_values;
   input(params.rewards, p.rewards, sizeof(T));
   input(params.values, is_one_stream ? p.next_values : p.values, sizeof(T));
   if (!is_one_stream) input(params.next_values, p.next_values, sizeof(T));
   input(params.rhos, p.rhos, sizeof(T));
   input(params.terminated, p.terminated, p.terminated_is_bool ? 1 : sizeof(T));
   input(params.truncated, p.truncated, p.truncated_is_bool ? 1 : sizeof(T));
-  input(params.bootstrap,
-      {p.bootstrap_value.data, {p.bootstrap_value.strides.outer, 0, p.bootstrap_value.strides.inner}}, sizeof(T));
+  const auto of_rows = [](const Strides& s) { return Strides{s.outer, 0, s.inner}; };
+  input(params.bootstrap, {p.bootstrap_value.data, of_rows(p.bootstrap_value.strides)}, sizeof(T));
+  output(params.bootstrap_gradient, {p.bootstrap_gradient.data, of_rows(p.bootstrap_gradient.strides)});
   if (p.gamma.kind == GammaKind::kStep) input(params.gamma, p.gamma.tensor, bytes_of(p.gamma.dtype));
   if (p.trace.kind == GammaKind::kStep) input(params.trace, p.trace.tensor, bytes_of(p.trace.dtype));
   output(params.advantages, p.advantages);

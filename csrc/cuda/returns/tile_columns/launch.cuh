@@ -20,7 +20,7 @@ auto tile_columns_kernel_of(ColumnForm form, bool flat) {
 }
 
 template <typename T>
-cudaError_t launch_tile_columns(
+cudaError_t launch_tile_columns(void (*kernel)(TileColumnsParams<typename Types<T>::Acc>),
     const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   const int64_t blocks = plan.strips * plan.tiles;
   CallTag tag{};
@@ -28,11 +28,16 @@ cudaError_t launch_tile_columns(
   if (plan.workspace_bytes > 0)
     tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, blocks, stream)
                          : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
-  const auto kernel = tile_columns_kernel_of<T>(tile_form(problem), plan.flat);
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, plan.exchange_bytes);
   if (error != cudaSuccess) return error;
   return launch_dependent(kernel, plan.dependent, blocks, kColumnThreads, plan.shared_bytes, stream,
       tile_columns_params<T>(problem, plan, workspace, tag));
+}
+template <typename T>
+cudaError_t launch_tile_columns(
+    const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
+  return launch_tile_columns<T>(
+      tile_columns_kernel_of<T>(tile_form(problem), plan.flat), problem, plan, workspace, stream);
 }
 
 }  // namespace dcs

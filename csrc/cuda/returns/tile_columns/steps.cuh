@@ -9,25 +9,20 @@
 
 namespace dcs {
 
+// A column's discounts, and what its steps are made of.
 template <typename T, ColumnForm kForm, int kCount>
-struct TileSteps {
+struct TileColumn {
+  using Element = T;
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
-  static constexpr bool kAll = kForm == ColumnForm::kAll, kGates = kForm != ColumnForm::kPlain;
+  static constexpr bool kAll = has_all(kForm), kGates = has_factors(kForm);
   static constexpr int kSteps = kCount;
   using Resident = ResidentCells<T, kSteps>;
 
   const ReturnsColumnParams<Acc>& call;
   Rates<Acc> rates;
 
-  Acc results[kSteps];  // the differences, then what is carried behind them
-  Resident values;
-  std::conditional_t<kGates, Resident, NoCells> rhos;
-  Acc factors[kAll ? kSteps : 1];  // of the steps' own discounts
-  // A bit a step: nothing is carried to it; v' is not read; v' counts gamma, not what the next target leaves of it.
-  uint32_t cuts = 0, drops = 0, heavy = 0;
-
-  __device__ __forceinline__ explicit TileSteps(const ReturnsColumnParams<Acc>& given) : call(given) {}
+  __device__ __forceinline__ explicit TileColumn(const ReturnsColumnParams<Acc>& given) : call(given) {}
 
   __device__ __forceinline__ void find_rates(int outer, int64_t column) {
     rates = call.rates;
@@ -36,7 +31,6 @@ struct TileSteps {
     rates = rates_of<Acc>(
         call.row_gamma, call.row_trace, at(call.row_gamma.tensor.strides), at(call.row_trace.tensor.strides));
   }
-
   // A bit of each flag that is not 0.
   __device__ __forceinline__ static void add_flag(int i, uint8_t flag, uint32_t& bits) {
     if (flag) bits |= 1u << i;
@@ -44,6 +38,31 @@ struct TileSteps {
   __device__ __forceinline__ static void add_flag(int i, T number, uint32_t& bits) {
     if (cast<Acc>(number) != Acc(0)) bits |= 1u << i;
   }
+  __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
+    return kGates && call.rhos.last ? clipped(rho, most) : Acc(1);
+  }
+  // Within a half-precision part gamma * trace is a float.
+  __device__ __forceinline__ Acc gated(Acc x, Acc y) const {
+    if constexpr (sizeof(T) == 2) return plain_step(x, rates.gate.value, y);
+    else return rates.gate.step(x, y);
+  }
+};
+
+template <typename T, ColumnForm kForm, int kCount>
+struct TileSteps : TileColumn<T, kForm, kCount> {
+  using Column = TileColumn<T, kForm, kCount>;
+  using Column::call, Column::rates, Column::gated, Column::ratio;
+  using Column::Column;
+  using Column::kAll, Column::kGates, Column::kSteps;
+  using typename Column::Acc, typename Column::Resident, typename Column::Wide;
+
+  Acc results[kSteps];  // the differences, then what is carried behind them
+  Resident values;
+  std::conditional_t<kGates, Resident, NoCells> rhos;
+  Acc factors[kAll ? kSteps : 1];  // of the steps' own discounts
+  // A bit a step: nothing is carried to it; v' is not read; v' counts gamma, not what the next target leaves of it.
+  uint32_t cuts = 0, drops = 0, heavy = 0;
+
   // From the steps that terminate, which are in `drops`, those that are truncated, and those that are a row's last.
   __device__ __forceinline__ void set_flags(uint32_t truncates, uint32_t lasts) {
     cuts = drops | truncates | lasts;
@@ -76,14 +95,6 @@ struct TileSteps {
     return cast<T>(results[i] + (call.has_own_values ? own : Acc(0)));
   }
 
-  __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
-    return kGates && call.rhos.last ? clipped(rho, most) : Acc(1);
-  }
-  // Within a half-precision part gamma * trace is a float.
-  __device__ __forceinline__ Acc gated(Acc x, Acc y) const {
-    if constexpr (sizeof(T) == 2) return plain_step(x, rates.gate.value, y);
-    else return rates.gate.step(x, y);
-  }
   // What a step's own options make of gamma * trace, and of the difference.
   struct Step {
     Acc delta, factor, gate;  // the last one times the clipped ratio is the factor

@@ -7,18 +7,23 @@
 
 namespace dcs {
 
+// Of a third result beside two operands a thread has no registers but where there are ratios.
+inline ColumnForm few_form(const ReturnsProblem& p) {
+  return p.is_gradient && p.pg_advantages.data ? ColumnForm::kAnyGradients : column_form(p);
+}
+
 // Columns of its widest words: of 16 bytes, of 8 where there are more tensors than registers have room for.
 constexpr int few_returns_wide(int64_t bytes, ColumnForm form) {
-  return static_cast<int>((form == ColumnForm::kPlain ? 16 : 8) / bytes);
+  return static_cast<int>((has_factors(form) ? 8 : 16) / bytes);
 }
 // A thread's words: several of narrow ones.
 constexpr int few_returns_words(int64_t bytes, int wide, ColumnForm form) {
-  const bool is_plain = form == ColumnForm::kPlain;
+  const bool is_plain = !has_factors(form);
   if (wide == 1) return is_plain ? 3 : 2;
   return is_plain && bytes * wide == 4 ? 2 : 1;
 }
 // Their steps that it asks for at once.
-constexpr int few_returns_steps(ColumnForm form) { return form == ColumnForm::kAll ? 3 : 4; }
+constexpr int few_returns_steps(ColumnForm form) { return has_all(form) ? 3 : 4; }
 
 // Longer columns are taken step by step (serial_columns): with 9 to 16 they take as long, or 0.9 of it where columns
 // are odd, and doubles at any number of steps (128 problems on an H200). Fewer threads a multiprocessor leave too much
@@ -28,7 +33,7 @@ constexpr int64_t kMostFewReturns = 8, kFewReturnsThreads = 256, kFewReturnsColu
 // Columns of a word: as many as all operands have as neighbors.
 inline int few_returns_word(const ReturnsProblem& p) {
   const int64_t bytes = bytes_of(p.dtype);
-  const int widest = few_returns_wide(bytes, column_form(p));
+  const int widest = few_returns_wide(bytes, few_form(p));
   if (columns_make_words(p, widest)) return widest;
   return bytes == 2 && columns_pair(p) ? 2 : 1;
 }
@@ -46,7 +51,7 @@ inline bool takes_few_returns(const ReturnsProblem& p, int64_t multiprocessors) 
   bool are_near = true;
   each_row_strides(p, [&](const Strides& s) { are_near = are_near && s.inner < int64_t{1} << 24; });
   return are_near && has_room(p.gamma) && has_room(p.trace) &&
-      p.rows() >= kFewReturnsThreads * wide * few_returns_words(bytes, wide, column_form(p)) * multiprocessors;
+      p.rows() >= kFewReturnsThreads * wide * few_returns_words(bytes, wide, few_form(p)) * multiprocessors;
 }
 
 }  // namespace dcs

@@ -13,13 +13,21 @@
 namespace dcs {
 
 // What a kernel is made for: values of their own steps, or of next steps alone, and discounts that are numbers; with
-// ratios, too; the same with discounts of rows, either values; or anything.
-enum class FlatForm { kOwn, kLambda, kRatios, kAll, kRows, kRowRatios };
+// ratios, too; the same with discounts of rows, either values; or anything. Gradients by discounts that are numbers.
+enum class FlatForm { kOwn, kLambda, kRatios, kAll, kRows, kRowRatios, kGradients };
+
+// Powers of larger numbers over many lanes would lose what sums that cancel are worth.
+inline bool powers_are_small(const ReturnsProblem& p) { return std::fabs(p.gamma.value * p.trace.value) <= 1.0; }
+
+// Of gradients.
+inline bool takes_flat_gradients(const ReturnsProblem& p) {
+  return column_form(p) == ColumnForm::kGradients && !has_row_rates(p) && powers_are_small(p);
+}
 
 inline FlatForm flat_form(const ReturnsProblem& p) {
+  if (p.is_gradient) return FlatForm::kGradients;
   if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return FlatForm::kAll;
-  // Powers of larger numbers over many lanes would lose what sums that cancel are worth.
-  if (!has_row_rates(p) && !(std::fabs(p.gamma.value * p.trace.value) <= 1.0)) return FlatForm::kAll;
+  if (!has_row_rates(p) && !powers_are_small(p)) return FlatForm::kAll;
   const bool has_own = p.values.data && !p.values_are_next;
   if (p.rhos.data && has_own) return has_row_rates(p) ? FlatForm::kRowRatios : FlatForm::kRatios;
   if (p.rhos.data || p.pg_advantages.data) return FlatForm::kAll;
@@ -33,7 +41,8 @@ constexpr int flat_vectors(int64_t element_bytes) { return element_bytes == 2 ? 
 // Warps of a block, where there are rows enough; at most: a multiprocessor has registers for so many such blocks.
 constexpr int kFlatReturnsTileWarps = 4, kFlatReturnsBlocks = 2;
 constexpr int flat_returns_warps(FlatForm form) {
-  return form == FlatForm::kOwn || form == FlatForm::kLambda || form == FlatForm::kRows ? 12 : 10;
+  const bool has_factors = form == FlatForm::kRatios || form == FlatForm::kAll || form == FlatForm::kRowRatios;
+  return has_factors ? 10 : 12;
 }
 // Every multiple of so many elements is an aligned address in every operand.
 constexpr int kFlatReturnsGrain = 16;
@@ -70,7 +79,7 @@ struct FlatReturnsSizes {
   // visit(bytes of an element, whether the values behind a slice are its, too) for all operands of steps.
   template <typename Visit>
   void each_operand(const ReturnsProblem& p, const Visit& visit) const {
-    const bool shifted = !p.next_values.data;
+    const bool shifted = !p.next_values.data && !p.is_gradient;
     visit(p.rewards, bytes, false);
     if (p.values.data) visit(p.values, bytes, shifted);
     if (p.next_values.data) visit(p.next_values, bytes, false);
@@ -80,10 +89,14 @@ struct FlatReturnsSizes {
     if (p.gamma.kind == GammaKind::kStep) visit(p.gamma.tensor, bytes_of(p.gamma.dtype), false);
     if (p.trace.kind == GammaKind::kStep) visit(p.trace.tensor, bytes_of(p.trace.dtype), false);
   }
-  // Policy-gradient advantages take the place of ratios.
-  static bool has_pg_slot(const ReturnsProblem& p) { return p.pg_advantages.data && !p.rhos.data; }
+  // Results take the place of operands, where there are as many: policy-gradient advantages that of ratios.
+  static int64_t result_slots(const ReturnsProblem& p) {
+    if (!p.is_gradient) return p.pg_advantages.data && !p.rhos.data ? 1 : 0;
+    const int results = (p.advantages.data ? 1 : 0) + (p.targets.data ? 1 : 0) + (p.pg_advantages.data ? 1 : 0);
+    return std::max(0, results - (p.values.data ? 2 : 1));
+  }
   int64_t warp_bytes(const ReturnsProblem& p) const {
-    int64_t sum = has_pg_slot(p) ? slice() * bytes : 0;
+    int64_t sum = result_slots(p) * slice() * bytes;
     each_operand(
         p, [&](const ReturnsInput&, int64_t size, bool is_shifted) { sum += slice() * size + (is_shifted ? 16 : 0); });
     return sum;

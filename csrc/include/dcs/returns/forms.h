@@ -22,8 +22,8 @@ constexpr bool has_common_forms(ElementType dtype) {
 inline int form_of(const ReturnsProblem& p) {
   const int given = (p.values.data ? kWithValues : 0) | (p.next_values.data ? kWithNext : 0) |
       (p.rhos.data ? kWithRhos : 0) | (p.values_are_next ? kValuesAreNext : 0);
-  const bool any = p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber || !p.terminated_is_bool ||
-      !p.truncated_is_bool || (p.pg_advantages.data && !p.rhos.data);
+  const bool any = p.is_gradient || p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber ||
+      !p.terminated_is_bool || !p.truncated_is_bool || (p.pg_advantages.data && !p.rhos.data);
   const bool is_known = given == kAdvantages ||
       (has_common_forms(p.dtype) &&
           (given == kRatios || given == kMixed || given == kMixedShifted || given == kAdvantagesNext ||
@@ -32,12 +32,28 @@ inline int form_of(const ReturnsProblem& p) {
 }
 
 // What a step of kernels for all options may have: one stream of values, its own or the next state's; ratios and
-// policy-gradient advantages, too; next states' values beside its own and discounts of its own, too.
-enum class ColumnForm { kPlain, kRatios, kAll };
+// policy-gradient advantages, too; next states' values beside its own and discounts of its own, too. Gradients: by
+// discounts that are numbers or rows'; or by ratios and discounts of steps, too.
+enum class ColumnForm { kPlain, kRatios, kAll, kGradients, kAnyGradients };
+
+constexpr bool is_gradient(ColumnForm form) {
+  return form == ColumnForm::kGradients || form == ColumnForm::kAnyGradients;
+}
+// Whether the gates of a step may be its own, and whether all operands may be there.
+constexpr bool has_factors(ColumnForm form) { return form != ColumnForm::kPlain && form != ColumnForm::kGradients; }
+constexpr bool has_all(ColumnForm form) { return form == ColumnForm::kAll || form == ColumnForm::kAnyGradients; }
+
+inline bool has_step_rates(const ReturnsProblem& p) {
+  return p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep;
+}
 
 inline ColumnForm column_form(const ReturnsProblem& p) {
+  if (p.is_gradient) {
+    const bool any = has_step_rates(p) || p.rhos.data || p.next_values.data;
+    return any ? ColumnForm::kAnyGradients : ColumnForm::kGradients;
+  }
   const bool has_both = p.values.data && !p.values_are_next && p.next_values.data;
-  if (has_both || p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return ColumnForm::kAll;
+  if (has_both || has_step_rates(p)) return ColumnForm::kAll;
   return p.rhos.data || p.pg_advantages.data ? ColumnForm::kRatios : ColumnForm::kPlain;
 }
 

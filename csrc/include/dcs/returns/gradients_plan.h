@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 
 #include "dcs/limits.h"
-#include "dcs/returns/problem.h"
+#include "dcs/returns/flat_rows_plan.h"
+#include "dcs/returns/tile_plan.h"
 #include "dcs/scan/plan/tuning.h"
 #include "dcs/scan/problem.h"
 
@@ -36,8 +38,6 @@ struct ReturnsGradientsProblem {
   int64_t rows() const { return outer * inner; }
   int64_t count() const { return rows() * length; }
   bool has_discount(GammaKind kind) const { return gamma.kind == kind || trace.kind == kind; }
-  // What a thread that takes a column need not count on: then a step's factors are its row's.
-  bool has_step_factors() const { return rhos.data || of_pg.data || has_discount(GammaKind::kStep); }
 };
 
 // As many elements as the kernels count.
@@ -89,8 +89,13 @@ struct GradientsMemory {
   int64_t scanned = kNone;
   int64_t bytes = 0;
 
-  explicit GradientsMemory(const ReturnsGradientsProblem& p) {
+  // `by_scan`: of csrc/cuda/scan; else what is scanned is read as it is given.
+  explicit GradientsMemory(const ReturnsGradientsProblem& p, bool by_scan = true) {
     const int64_t tensor = p.count() * (p.dtype == ElementType::Double ? 8 : 4);
+    if (!by_scan) {
+      add(scanned, tensor);
+      return;
+    }
     if (!scanned_gradient(p)) add(source, tensor);
     // Else the scan takes gamma as it is given.
     if (p.rhos.data || p.trace.kind != GammaKind::kNumber || p.trace.value != 1.0) {
@@ -146,12 +151,102 @@ inline ScanProblem scan_of(const ReturnsGradientsProblem& p, const GradientsMemo
   return scan;
 }
 
-// Columns that fill the GPU, so many for each multiprocessor, or few steps: a thread may take each serially.
-constexpr int64_t kSerialGradientsColumns = 128, kSerialGradientsSteps = 16;
+// Gradients as a temporal difference scan from a row's first step on: gradients of targets and advantages, the first of
+// them that is given and the other, in place of rewards and values, those of policy-gradient advantages of next values;
+// ends and steps without a next value in place of steps that terminate and are truncated; and gradients of rewards,
+// values and next values of advantages, targets and policy-gradient advantages.
+inline ReturnsProblem as_scan(const ReturnsGradientsProblem& p) {
+  ReturnsProblem scan;
+  scan.dtype = p.dtype;
+  scan.outer = p.outer, scan.length = p.length, scan.inner = p.inner;
+  scan.clip_rho = p.clip_rho, scan.clip_c = p.clip_c, scan.clip_pg = p.clip_pg;
+  scan.is_gradient = true;
+  scan.of_own_values = p.has_own_values, scan.of_next_values = p.has_next_values;
+  scan.of_targets = p.of_targets.data;
+  scan.rewards = scan.of_targets ? p.of_targets : p.of_advantages;
+  if (scan.of_targets) scan.values = p.of_advantages;
+  scan.next_values = p.of_pg;
+  scan.rhos = p.rhos;
+  scan.terminated = p.ends;
+  const Strides &ends = p.ends.strides, &lacks = p.lacks_after.strides;
+  scan.ends_lack = p.ends.data && p.ends.data == p.lacks_after.data && ends.outer == lacks.outer &&
+      ends.time == lacks.time && ends.inner == lacks.inner;
+  if (!scan.ends_lack) scan.truncated = p.lacks_after;
+  scan.gamma = p.gamma;
+  scan.trace = p.trace;
+  scan.advantages = p.rewards;
+  scan.targets = p.values;
+  scan.pg_advantages = p.next_values;
+  scan.bootstrap_gradient = p.bootstrap_value;
+  return scan;
+}
 
-inline bool takes_serial_columns(const ReturnsGradientsProblem& p, int64_t multiprocessors) {
-  if (p.steps || GradientsShape(p).time_is_fast) return false;
-  return p.rows() >= kSerialGradientsColumns * multiprocessors || p.length <= kSerialGradientsSteps;
+// The same for kernels of columns, which begin with the last step: their first one is where these look for it.
+inline ReturnsProblem mirrored(const ReturnsProblem& scan) {
+  ReturnsProblem mirror = scan;
+  const auto turn = [&](auto& tensor, int64_t bytes) {
+    if (!tensor.data) return;
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(tensor.data)>>, const char, char>;
+    tensor.data = static_cast<Byte*>(tensor.data) + (scan.length - 1) * tensor.strides.time * bytes;
+    tensor.strides.time = -tensor.strides.time;
+  };
+  const int64_t bytes = bytes_of(scan.dtype);
+  for (auto* input : {&mirror.rewards, &mirror.values, &mirror.next_values, &mirror.rhos}) turn(*input, bytes);
+  for (auto* flags : {&mirror.terminated, &mirror.truncated}) turn(*flags, 1);
+  for (auto* rate : {&mirror.gamma, &mirror.trace})
+    if (rate->kind == GammaKind::kStep) turn(rate->tensor, bytes_of(rate->dtype));
+  for (auto* output : {&mirror.advantages, &mirror.targets, &mirror.pg_advantages}) turn(*output, bytes);
+  return mirror;
+}
+
+// As many columns for each multiprocessor as fill the GPU, wherever they lie: a thread takes each serially.
+constexpr int64_t kSerialGradientsColumns = 128;
+
+inline bool takes_serial_gradients(const ReturnsProblem& mirror, int64_t multiprocessors) {
+  return takes_serial_columns(mirror, multiprocessors) ||
+      (counts_in_32_bits(mirror) && mirror.rows() < int64_t{1} << 31 &&
+          mirror.rows() >= kSerialGradientsColumns * multiprocessors);
+}
+
+// Gradients in one kernel that is a temporal difference scan's, too: flat rows; or, of a mirrored scan, threads that
+// take columns, or tiles of these.
+struct GradientScanPlan {
+  ReturnsProblem scan;
+  std::optional<FlatReturnsPlan> rows;
+  std::optional<ResidentColumnsPlan> tiles;
+
+  int64_t workspace_bytes() const { return rows ? rows->workspace_bytes : tiles ? tiles->workspace_bytes : 0; }
+};
+
+inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradientsProblem& p, int64_t multiprocessors,
+    int64_t cluster, int64_t shared_bytes, int64_t static_bytes) {
+  if (p.steps) return std::nullopt;
+  if (GradientsShape(p).time_is_fast) {
+    const ReturnsProblem scan = with_rows_together(as_scan(p));
+    if (!takes_flat_gradients(scan)) return std::nullopt;
+    const auto rows = plan_flat_returns(scan, multiprocessors, shared_bytes - static_bytes, cluster);
+    return rows ? std::optional(GradientScanPlan{scan, rows, std::nullopt}) : std::nullopt;
+  }
+  const ReturnsProblem mirror = mirrored(as_scan(p));
+  if (takes_serial_gradients(mirror, multiprocessors)) return GradientScanPlan{mirror, std::nullopt, std::nullopt};
+  const auto tiles = plan_tiles(mirror, multiprocessors, cluster > 1, shared_bytes, false);
+  return tiles ? std::optional(GradientScanPlan{mirror, std::nullopt, tiles}) : std::nullopt;
+}
+
+// Over a window, what is scanned as returns of so many steps that begin with a row's last one: each step is cut, and
+// discounted, as the one before it in time is. `scanned`: dense, in the type of the arithmetic.
+inline ReturnsProblem windowed(const ReturnsGradientsProblem& p, void* scanned) {
+  ReturnsProblem window = as_scan(p);
+  window.steps = p.steps;
+  window.values = window.next_values = window.rhos = window.truncated = {};
+  window.advantages = window.pg_advantages = window.bootstrap_gradient = {};
+  window.targets = {};
+  window = mirrored(window);
+  Strides strides = GradientsShape(p).dense();
+  const int64_t bytes = bytes_of(arithmetic_type(p.dtype));
+  window.targets = {static_cast<char*>(scanned) + (p.length - 1) * strides.time * bytes, strides};
+  window.targets.strides.time = -strides.time;
+  return window;
 }
 
 // Tiles of the flat sequence of steps, where time is contiguous (cuda/returns/gradients/tile.cuh). A thread of

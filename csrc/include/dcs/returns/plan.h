@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 
 #include "dcs/limits.h"
@@ -30,11 +31,17 @@ void each_step_strides(Problem& p, const Visit& visit) {
 template <typename Problem, typename Visit>
 void each_row_strides(Problem& p, const Visit& visit) {
   if (p.bootstrap_value.data) visit(p.bootstrap_value.strides);
+  if (p.bootstrap_gradient.data) visit(p.bootstrap_gradient.strides);
   for (auto* rate : {&p.gamma, &p.trace})
     if (rate->kind == GammaKind::kRow) visit(rate->tensor.strides);
 }
 
-inline bool is_contiguous(const ReturnsProblem& p) { return p.length > 1 && p.rewards.strides.time == 1; }
+inline bool is_contiguous(const ReturnsProblem& p) {
+  // Gradients of sums are one element everywhere.
+  const Strides* like = &p.rewards.strides;
+  if (p.is_gradient) like = &(p.advantages.data ? p.advantages : p.targets.data ? p.targets : p.pg_advantages).strides;
+  return p.length > 1 && like->time == 1;
+}
 
 // Rows whose time is contiguous as one dimension, where their strides allow it.
 inline ReturnsProblem with_rows_together(const ReturnsProblem& p) {
@@ -67,7 +74,7 @@ inline bool lies_linear(const ReturnsProblem& p) {
 inline bool counts_in_32_bits(const ReturnsProblem& p) {
   constexpr int64_t kMost = int64_t{1} << 30;
   bool fits = p.outer * p.length <= kMost && p.length * p.inner <= kMost && p.inner <= kMost;
-  const auto is_near = [&](const Strides& s) { fits = fits && s.time < kMost / 8 && s.inner < kMost / 8; };
+  const auto is_near = [&](const Strides& s) { fits = fits && std::abs(s.time) < kMost / 8 && s.inner < kMost / 8; };
   each_step_strides(p, is_near);
   each_row_strides(p, is_near);
   return fits;

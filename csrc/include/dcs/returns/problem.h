@@ -57,6 +57,12 @@ struct ReturnsProblem {
 
   ReturnsOutput advantages, targets, pg_advantages;  // without values, `targets` alone
 
+  // Gradients of another problem: the tensors stand for those that `as_scan` (gradients_plan.h) names. Whether that had
+  // its steps' own values, and next ones; whether `rewards` are gradients of its targets; whether steps that terminate
+  // lack a next value, and no others.
+  bool is_gradient = false, of_own_values = false, of_next_values = false, of_targets = false, ends_lack = false;
+  ReturnsOutput bootstrap_gradient;  // time stride 0
+
   int64_t rows() const { return outer * inner; }
 };
 

@@ -14,15 +14,16 @@ namespace dcs {
 
 // Next states' values beside its own are in every form.
 inline ColumnForm tile_form(const ReturnsProblem& p) {
-  if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return ColumnForm::kAll;
+  if (p.is_gradient) return column_form(p);
+  if (has_step_rates(p)) return ColumnForm::kAll;
   return p.rhos.data || p.pg_advantages.data ? ColumnForm::kRatios : ColumnForm::kPlain;
 }
 
 // Steps of a column that a thread holds: as many as leave room for so many blocks a multiprocessor. Pairs of
 // half-precision columns, for half as many threads, take 1.06 to 1.15 times the time.
 constexpr int tile_column_steps(int64_t bytes, ColumnForm form) {
-  if (bytes > 4) return form == ColumnForm::kPlain ? 8 : 4;
-  return form == ColumnForm::kPlain ? 16 : form == ColumnForm::kRatios && bytes == 2 ? 12 : 8;
+  if (bytes > 4) return has_factors(form) ? 4 : 8;
+  return !has_factors(form) ? 16 : form == ColumnForm::kRatios && bytes == 2 ? 12 : 8;
 }
 constexpr int tile_column_blocks(int64_t bytes) { return bytes > 4 ? 2 : 3; }
 
@@ -51,9 +52,9 @@ inline ScanProblem carried_scan(const ReturnsProblem& p) {
   scan.outer = p.outer, scan.length = p.length, scan.inner = p.inner;
   scan.reverse = true;
   const auto number = [](const ReturnsDiscount& rate) { return rate.kind == GammaKind::kNumber ? rate.value : 1.0; };
-  scan.gamma_kind = tile_form(p) != ColumnForm::kPlain ? GammaKind::kStep
-      : has_row_rates(p)                               ? GammaKind::kRow
-                                                       : GammaKind::kNumber;
+  scan.gamma_kind = has_factors(tile_form(p)) ? GammaKind::kStep
+      : has_row_rates(p)                      ? GammaKind::kRow
+                                              : GammaKind::kNumber;
   scan.gamma_value = number(p.gamma) * number(p.trace);
   return scan;
 }
@@ -68,7 +69,7 @@ constexpr int kFewestTileSteps = 8, kTileBatch = 4;
 // fewer elements flat tiles take 1.2 to 1.4 times the time of reads by the element, with more columns of float 1.03
 // to 1.1 times.
 constexpr int64_t kMostFlatHalfColumns = 63, kMostFlatColumns = 7, kFewestFlatElements = 1 << 14;
-constexpr int flat_tile_batch(ColumnForm form) { return form == ColumnForm::kAll ? 4 : 8; }
+constexpr int flat_tile_batch(ColumnForm form) { return has_all(form) ? 4 : 8; }
 constexpr int kFewestFlatTileSteps = 9, kMostFlatTileSteps = 33;
 // 2^these tiles are a group at least, where lanes can read as many.
 constexpr int kFewestGroupBits = 3;
@@ -114,7 +115,7 @@ inline std::optional<ResidentColumnsPlan> plan_tiles(
   const ScanProblem scan = carried_scan(p);
   if (p.steps || !counts_in_32_bits(p) || !powers_fold(scan) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const ColumnForm form = tile_form(p);
-  const bool step = form != ColumnForm::kPlain;
+  const bool step = has_factors(form);
   const int64_t bytes = bytes_of(p.dtype);
   ResidentColumnsPlan plan{};
   plan.most_shared = static_cast<int>(shared_bytes);
