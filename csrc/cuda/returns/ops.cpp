@@ -28,17 +28,12 @@ FlatReturnsLauncher* flat_launcher(ElementType dtype) {
   }
 }
 
-struct GradientLaunchers {
-  GradientScanLauncher* scan;
-  GradientWindowLauncher* window;
-};
-
-GradientLaunchers gradient_launchers(ElementType dtype) {
+GradientScanLauncher* gradient_scan_launcher(ElementType dtype) {
   switch (dtype) {
-    case ElementType::Half: return {launch_gradient_scan_half, launch_gradient_window_half};
-    case ElementType::BFloat16: return {launch_gradient_scan_bfloat16, launch_gradient_window_bfloat16};
-    case ElementType::Double: return {launch_gradient_scan_double, launch_gradient_window_double};
-    default: return {launch_gradient_scan_float, launch_gradient_window_float};
+    case ElementType::Half: return launch_gradient_scan_half;
+    case ElementType::BFloat16: return launch_gradient_scan_bfloat16;
+    case ElementType::Double: return launch_gradient_scan_double;
+    default: return launch_gradient_scan_float;
   }
 }
 
@@ -76,7 +71,7 @@ struct CudaReturns {
             problem, device.multiprocessors, device.cluster, device.shared_per_block, kStaticBytes)) {
       const Workspace workspace(like, plan->workspace_bytes());
       return check(
-          gradient_launchers(problem.dtype).scan(*plan, device, workspace.data(), stream), "launching the kernel");
+          gradient_scan_launcher(problem.dtype)(*plan, device, workspace.data(), stream), "launching the kernel");
     }
     if (const auto tiles = plan_gradient_tiles(problem, device.multiprocessors)) {
       const Workspace workspace(like, gradient_tiles_workspace(*tiles));
@@ -88,7 +83,7 @@ struct CudaReturns {
     const Workspace workspace(like, memory.bytes);
     auto* const at = static_cast<char*>(workspace.data());
     if (by_blocks) {
-      check(gradient_launchers(problem.dtype).window(windowed(problem, at + memory.scanned), device, stream),
+      check(launch_gradient_window(windowed(problem, at + memory.scanned), device, stream),
           "launching the kernel of windows");
     } else {
       if (memory.has_sources())

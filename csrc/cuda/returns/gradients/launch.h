@@ -10,9 +10,7 @@ namespace dcs {
 
 // What is scanned over a window (`windowed`), for launch_gradients, where takes_n_step_blocks.
 bool takes_gradient_window(const ReturnsProblem& window, const Device&);
-using GradientWindowLauncher = cudaError_t(const ReturnsProblem& window, const Device&, cudaStream_t);
-GradientWindowLauncher launch_gradient_window_float, launch_gradient_window_half, launch_gradient_window_bfloat16,
-    launch_gradient_window_double;
+cudaError_t launch_gradient_window(const ReturnsProblem& window, const Device&, cudaStream_t);
 // Before and behind the scan (stages.cuh). `workspace`: of `memory.bytes`.
 cudaError_t launch_gradient_sources(
     const ReturnsGradientsProblem&, const GradientsMemory& memory, char* workspace, const Device&, cudaStream_t);
