@@ -65,10 +65,12 @@ constexpr int kFewestTileSteps = 8, kTileBatch = 4;
 // Where columns are few and steps lie one behind the other, a tile is one range of memory
 // (cuda/returns/tile_columns/flat.cuh). A thread's steps are in shared memory: one more than whole batches, odd, so
 // that the lanes' lie in different banks. More of them are less of an exchange for each; but what comes before and
-// behind it waits longer. Fewer columns than these, of enough elements for every multiprocessor, are faster so: with
-// fewer elements flat tiles take 1.2 to 1.4 times the time of reads by the element, with more columns of float 1.03
-// to 1.1 times.
-constexpr int64_t kMostFlatHalfColumns = 63, kMostFlatColumns = 7, kFewestFlatElements = 1 << 14;
+// behind it waits longer. Fewer columns than these, of enough elements for every multiprocessor, are faster so: the
+// fewer columns, the more lines of memory a warp's reads by the element take. Of 4900 random problems two columns with
+// twice as many elements take 0.6 of the time, seven columns of float 0.9; with half as many 1.05 and 1.2 times as
+// long. More columns of float take 1.03 to 1.1 times as long.
+constexpr int64_t kMostFlatHalfColumns = 63, kMostFlatColumns = 7, kFewestFlatElements = 1 << 10,  // a column
+    kMostCountedColumns = 16;
 constexpr int flat_tile_batch(ColumnForm form) { return has_all(form) ? 4 : 8; }
 constexpr int kFewestFlatTileSteps = 9, kMostFlatTileSteps = 33;
 // 2^these tiles are a group at least, where lanes can read as many.
@@ -82,7 +84,7 @@ inline bool columns_lie_flat(const ReturnsProblem& p) {
   return lies_linear(p) && p.inner <= (bytes_of(p.dtype) == 2 ? kMostFlatHalfColumns : kMostFlatColumns);
 }
 inline bool flat_tiles_are_faster(const ReturnsProblem& p, int64_t multiprocessors) {
-  return p.rows() * p.length >= kFewestFlatElements * multiprocessors;
+  return p.rows() * p.length >= kFewestFlatElements * std::min(p.inner, kMostCountedColumns) * multiprocessors;
 }
 // As many steps of a thread as shared memory has room for.
 inline int64_t most_flat_steps(const ReturnsProblem& p, const ResidentColumnsPlan& plan) {
