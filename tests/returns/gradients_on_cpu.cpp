@@ -3,7 +3,7 @@
 // status says whether anything was.
 #include "emulation.h"
 #include "trials.h"
-#include "operand_on_cpu.h"
+#include "gradients_cases.h"
 #include "scan_on_cpu.h"
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
@@ -15,33 +15,10 @@
 #include "returns/serial_columns/kernel.cuh"
 
 using namespace dcs;
-using trials::Operand, trials::run_scan, trials::widened;
+using gradients::Case, gradients::draw, gradients::Way;
+using trials::Operand, trials::run_scan, trials::Same, trials::widened;
 
 namespace {
-
-enum class Way {
-  kThreeLaunches,
-  kWindowBlocks,
-  kSerialColumns,
-  kSerialPairs,
-  kFewSteps,
-  kTileColumns,
-  kFlatRows,
-  kLinkedRows,
-  kTiles,
-  kShortTiles
-};
-
-struct Case {
-  int64_t outer, length, inner;
-  bool contiguous, padded, padded_flags, padded_results;  // time; rows in memory
-  bool advantages, targets, pg, rhos, terminated, truncated;
-  bool own_values, next_values;
-  GammaKind gamma, trace;
-  double gamma_value, trace_value;
-  int64_t n;  // 0: not of returns over n steps
-  unsigned seed;
-};
 
 template <typename T>
 class Trial {
@@ -51,12 +28,12 @@ class Trial {
   Trial(const Case& of)
       : c(of),
         random(of.seed),
-        advantages(c, c.padded),
-        targets(c, c.padded),
-        pg(c, c.padded),
+        advantages(c, c.padded, c.same_grads),
+        targets(c, c.padded, c.same_grads),
+        pg(c, c.padded, c.same_grads),
         rhos(c, c.padded),
-        gammas(c, c.padded),
-        traces(c, c.padded),
+        gammas(c, c.padded, c.same_rates),
+        traces(c, c.padded, c.same_rates),
         ends(c, c.padded_flags),
         lacks(c, c.padded),
         of_rewards(c, c.padded_results),
@@ -70,15 +47,28 @@ class Trial {
           for (Operand<T>* tensor : {&advantages, &targets, &pg})
             tensor->at(o, t, i) = trials::narrowed<T>(normal(random));
           rhos.at(o, t, i) = trials::narrowed<T>(std::exp(0.5 * normal(random)));
-          const bool terminates = c.terminated && uniform(random) < 0.01,
-                     truncates = c.truncated && uniform(random) < 0.01;
+          const bool terminates = c.terminated && uniform(random) < c.often,
+                     truncates = c.truncated && uniform(random) < c.often;
           ends.at(o, t, i) = terminates || truncates;
           lacks.at(o, t, i) = terminates || (truncates && !c.next_values);
+          const bool other = uniform(random) < c.often;
+          if (c.flags == 1) lacks.at(o, t, i) = 0;
+          if (c.flags == 2) ends.at(o, t, i) = 0, lacks.at(o, t, i) = other;
+          if (c.flags == 3) ends.at(o, t, i) = terminates, lacks.at(o, t, i) = other;
+          if (c.flags == 4) ends.at(o, t, i) = lacks.at(o, t, i) = other;
+          if (c.wild && ends.at(o, t, i) && lacks.at(o, t, i)) {
+            const double bad = random() % 2 ? NAN : INFINITY;
+            if (random() % 2) advantages.at(o, t, i) = trials::narrowed<T>(bad);
+            if (random() % 2) targets.at(o, t, i) = trials::narrowed<T>(bad);
+            if (random() % 2) pg.at(o, t, i) = trials::narrowed<T>(bad);
+            if (random() % 2) rhos.at(o, t, i) = trials::narrowed<T>(NAN);
+          }
           gammas.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
           traces.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
         }
     for (int64_t row = 0; row < c.outer * c.inner; ++row)
-      row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random)));
+      row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random))),
+          row_doubles.push_back(0.9 + 0.1 * uniform(random));
     describe();
   }
 
@@ -89,7 +79,7 @@ class Trial {
       current = way;
       for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
       of_bootstrap.assign(static_cast<size_t>(c.outer * c.inner), trials::narrowed<T>(77.0));
-      gradients.bootstrap_value.data = c.next_values ? nullptr : of_bootstrap.data();
+      gradients.bootstrap_value.data = c.next_values || !(c.needs & 8) ? nullptr : of_bootstrap.data();
       if (!run_kernels(way)) return complain("the end", 0, 0, 0, 0, 0);
       for (const Operand<T>* output : {&of_rewards, &of_values, &of_next})
         if (output->is_spoiled(c)) return complain("memory beside an output", 0, 0, 0, 0, 0);
@@ -102,7 +92,8 @@ class Trial {
  private:
   bool takes(Way way) const {
     if (way == Way::kThreeLaunches) return true;
-    if (way == Way::kWindowBlocks) return c.n && takes_n_step_blocks(windowed(gradients, nullptr), 227 << 10);
+    if (way == Way::kWindowBlocks)
+      return scans_one_gradient(gradients) && takes_n_step_blocks(windowed(gradients, nullptr), 227 << 10);
     if (way >= Way::kTiles) return plan_gradient_tiles(gradients, 1).has_value();
     if (way >= Way::kFlatRows)
       return !c.n && is_contiguous(as_scan(gradients)) && GradientsShape(gradients).time_is_fast &&
@@ -111,7 +102,8 @@ class Trial {
     const ReturnsProblem scan = mirrored(as_scan(gradients));
     const bool is_plain = column_form(scan) == ColumnForm::kGradients;
     if (way == Way::kSerialPairs) return sizeof(T) == 2 && is_plain && columns_pair(scan);
-    return way != Way::kFewSteps || sizeof(T) < 8;
+    if (way == Way::kTileColumns && !plan_tiles(scan, 8, true, 227 << 10, false)) return false;
+    return way != Way::kFewSteps || (sizeof(T) < 8 && !(c.row_double && has_row_rates(scan)));
   }
   // As a scan of columns, of either form.
   template <ColumnForm kForm>
@@ -248,19 +240,25 @@ class Trial {
     if (c.targets) g.of_targets = {targets.data, targets.strides};
     if (c.pg) g.of_pg = {pg.data, pg.strides};
     if (c.rhos) g.rhos = {rhos.data, rhos.strides};
-    if (c.terminated || c.truncated) g.ends = {ends.data, ends.strides};
-    if (c.terminated || (c.truncated && !c.next_values)) g.lacks_after = {lacks.data, lacks.strides};
-    // Where all steps that end lack a next value, either tensor says so.
-    if (g.lacks_after.data && (!c.truncated || !c.next_values) && c.seed % 3) g.lacks_after = g.ends;
+    if (c.flags == 0) {
+      if (c.terminated || c.truncated) g.ends = {ends.data, ends.strides};
+      if (c.terminated || (c.truncated && !c.next_values)) g.lacks_after = {lacks.data, lacks.strides};
+      // Where all steps that end lack a next value, either tensor says so.
+      if (g.lacks_after.data && (!c.truncated || !c.next_values) && c.seed % 3) g.lacks_after = g.ends;
+    } else {
+      if (c.flags != 2) g.ends = {ends.data, ends.strides};
+      if (c.flags >= 2) g.lacks_after = {lacks.data, lacks.strides};
+      if (c.flags == 4) g.lacks_after = g.ends;
+    }
     discount(g.gamma, c.gamma, c.gamma_value, gammas);
     discount(g.trace, c.trace, c.trace_value, traces);
     g.clip_rho = 1.1, g.clip_c = 0.9, g.clip_pg = 1.2;
     g.has_own_values = c.own_values;
     g.has_next_values = c.next_values;
-    g.rewards = {of_rewards.data, of_rewards.strides};
-    if (c.own_values || !c.next_values) g.values = {of_values.data, of_values.strides};
-    if (c.next_values) g.next_values = {of_next.data, of_next.strides};
-    else g.bootstrap_value.strides = {c.inner, 0, 1};
+    if (c.needs & 1) g.rewards = {of_rewards.data, of_rewards.strides};
+    if (c.needs & 2 && (c.own_values || !c.next_values)) g.values = {of_values.data, of_values.strides};
+    if (c.needs & 4 && c.next_values) g.next_values = {of_next.data, of_next.strides};
+    if (!c.next_values) g.bootstrap_value.strides = {c.inner, 0, 1};
     if (c.seed % 2) make_odd(g);
   }
   // A dimension of one element may have any stride.
@@ -280,6 +278,8 @@ class Trial {
     rate.kind = kind;
     rate.value = kind == GammaKind::kNumber ? value : 0.5;  // which a tensor takes the place of
     if (kind == GammaKind::kRow) rate.dtype = ElementType::Float, rate.tensor = {row_gammas.data(), {c.inner, 0, 1}};
+    if (kind == GammaKind::kRow && c.row_double)
+      rate.dtype = ElementType::Double, rate.tensor = {row_doubles.data(), {c.inner, 0, 1}};
     if (kind == GammaKind::kStep) {
       rate.dtype = sizeof(Acc) > 4 ? ElementType::Double : ElementType::Float;
       rate.tensor = {steps.data, steps.strides};
@@ -287,11 +287,15 @@ class Trial {
   }
   double rate_at(GammaKind kind, double value, const Operand<Acc>& steps, int64_t o, int64_t t, int64_t i) const {
     if (kind == GammaKind::kNumber) return value;
+    if (kind == GammaKind::kRow && c.row_double) return row_doubles[static_cast<size_t>(o * c.inner + i)];
     return kind == GammaKind::kRow ? row_gammas[static_cast<size_t>(o * c.inner + i)] : steps.at(o, t, i);
   }
   bool complain(const char* what, int64_t o, int64_t t, int64_t i, double found, double wanted) const {
     printf("%s[%ld, %ld, %ld] is %g for %g: %ld x %ld x %ld, %zu bytes, contiguous %d, padded %d, ", what, o, t, i,
         found, wanted, c.outer, c.length, c.inner, sizeof(T), c.contiguous, c.padded);
+    printf("aligned %d, same %d %d, flags %u, needs %u, wild %d, double %d, rates %g %g, ", c.aligned,
+        static_cast<int>(c.same_grads), static_cast<int>(c.same_rates), c.flags, c.needs, c.wild, c.row_double,
+        c.gamma_value, c.trace_value);
     printf("way %d, of %d %d %d, own %d, next %d, rhos %d, terminated %d, truncated %d, kinds %d %d, n %ld, seed %u\n",
         static_cast<int>(current), c.advantages, c.targets, c.pg, c.own_values, c.next_values, c.rhos, c.terminated,
         c.truncated, static_cast<int>(c.gamma), static_cast<int>(c.trace), c.n, c.seed);
@@ -312,7 +316,8 @@ class Trial {
       return of.data ? widened(result.at(o, t, i)) : 0.0;
     };
     const auto clip = [&](int64_t t, double most) {
-      return g.rhos.data ? std::min(widened(rhos.at(o, t, i)), most) : 1.0;
+      const double rho = g.rhos.data ? widened(rhos.at(o, t, i)) : 1.0;
+      return g.rhos.data && !(rho <= most) && rho == rho ? most : rho;
     };
     // A difference d of step t is worth `worth`; a boot value is gamma v' of it, or the rest that the next leaves.
     const auto add = [&](int64_t t, double worth, double of_target) {
@@ -332,16 +337,20 @@ class Trial {
         s = 0.0;
         double weight = 1.0;
         for (int64_t j = t; j >= 0 && j > t - c.n; --j) {
-          s += weight * upstream(g.of_targets, targets, j);
+          s += weight * (upstream(g.of_targets, targets, j) + upstream(g.of_advantages, advantages, j));
+          if (j > 0 && ends.at(o, j - 1, i)) break;
           if (j > 0) weight *= gate(j - 1);
         }
       } else {
         const double before = t == 0 ? 0.0 : gate(t - 1);
-        s = upstream(g.of_advantages, advantages, t) + target + before * (t == 0 ? 0.0 : clip(t - 1, 0.9)) * s +
-            before * (t == 0 ? 0.0 : clip(t - 1, 1.2) * upstream(g.of_pg, pg, t - 1));
+        const bool is_cut = t == 0 || ends.at(o, t - 1, i);
+        const double carried =
+            is_cut ? 0.0 : before * clip(t - 1, 0.9) * s + before * (clip(t - 1, 1.2) * upstream(g.of_pg, pg, t - 1));
+        s = upstream(g.of_advantages, advantages, t) + target + carried;
       }
       add(t, clip(t, 1.1) * s + p_t, target);
-      largest = std::max({largest, std::abs(s), std::abs(p_t), std::abs(target)});
+      for (const double x : {s, p_t, target})
+        if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
     }
     if (!c.next_values)
       for (size_t k = 0; k < rows; ++k) of_v[k + 1] += of_n[k];
@@ -350,6 +359,7 @@ class Trial {
       const double eps = sizeof(T) == 8 ? 4e-13 : sizeof(T) == 4 ? 6e-6 : 4e-3;
       const auto k = static_cast<size_t>(t);
       const auto is_near = [&](const char* name, double value, double wanted) {
+        if (!std::isfinite(wanted)) return !std::isfinite(value) || complain(name, o, t, i, value, wanted);
         return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
       };
       const auto is_right = [&](const char* name, const ReturnsOutput& made, const Operand<T>& found, double wanted) {
@@ -375,44 +385,10 @@ class Trial {
   Operand<uint8_t> ends, lacks;
   Operand<T> of_rewards, of_values, of_next;
   std::vector<float> row_gammas;
+  std::vector<double> row_doubles;
   std::vector<T> of_bootstrap;
   ReturnsGradientsProblem gradients{};
 };
-
-Case draw(std::mt19937& random) {
-  const auto one_in = [&](unsigned n) { return random() % n == 0; };
-  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
-  Case c{};
-  const unsigned form = random() % 4;
-  c.length = form == 0 ? up_to(12) : form == 1 ? up_to(200) : up_to(1000);
-  c.outer = form == 0 ? up_to(60) : one_in(2) ? 1 : up_to(4);
-  c.inner = form == 0 ? up_to(9) : form == 1 ? up_to(150) : up_to(12);
-  c.contiguous = one_in(2);
-  c.padded = one_in(3);
-  c.padded_flags = one_in(3) ? !c.padded : c.padded;
-  c.padded_results = one_in(3) ? !c.padded : c.padded;
-  c.n = one_in(4) ? up_to(one_in(2) ? 9 : 60) : 0;
-  const bool is_common = one_in(3);  // of discounts that are numbers, without ratios
-  c.next_values = !is_common && one_in(2);
-  c.own_values = c.n ? !c.next_values : !one_in(3);
-  // Without values of their own, returns have targets alone.
-  const bool may_have_all = c.own_values && !c.n;
-  c.advantages = may_have_all && !one_in(3);
-  c.targets = !c.advantages || !one_in(3);
-  c.pg = may_have_all && !is_common && one_in(2);
-  c.rhos = may_have_all && !is_common && one_in(2);
-  c.terminated = !one_in(4);
-  c.truncated = one_in(3);
-  const auto kind = [&] { return is_common || one_in(2) ? GammaKind::kNumber : static_cast<GammaKind>(random() % 3); };
-  c.gamma = kind();
-  c.trace = kind();
-  constexpr double kRates[] = {0.99, 1.0, 0.9};
-  c.gamma_value = kRates[random() % 3];
-  c.trace_value = kRates[random() % 3];
-  if (one_in(3)) c.trace = GammaKind::kNumber, c.trace_value = 1.0;
-  c.seed = random();
-  return c;
-}
 
 }  // namespace
 

@@ -29,6 +29,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "n_step": {"of_advantages": None, "has_own_values": False, "need_values": False, "n": 3},
     "n_step, bootstrap value": {"of_advantages": None, "has_next_values": False, "need_next_values": False,
                                 "need_bootstrap_value": True, "n": 4, "gamma": "row"},
+    "n_step of all results": {"of_pg": "step", "rhos": "step", "n": 3},
 }  # fmt: skip
 
 
@@ -114,7 +115,11 @@ def test_derivatives(device: str, form: str) -> None:
     assert gradgradcheck(gradients, leaves)
 
 
-SHAPES = {"rows": ((37, 300), 1), "columns": ((300, 37), 0), "few steps": ((9, 700), 0), "a plane": ((3, 70, 20), 1)}
+SHAPES = {
+    "rows": ((37, 300), 1), "columns": ((300, 37), 0), "few steps": ((9, 700), 0), "a plane": ((3, 70, 20), 1),
+    "short rows": ((3000, 8), 1), "a long row": ((1, 30_001), 1), "few columns": ((9000, 2), 0),
+    "many columns": ((20, 9000), 0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -141,6 +146,26 @@ def test_values_that_are_not_read_have_no_gradient(device: str) -> None:
     call.of_targets[2] = torch.inf
     call = call._replace(lacks_after=torch.ones_like(call.of_targets, dtype=torch.bool))
     assert not OP(*call)[2].any()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_window_is_as_long_as_its_row(device: str, dim: int) -> None:
+    call = changed(make("n_step", (7, 6), dim), lambda t: t.to(device))
+    whole = OP(*call._replace(n=(7, 6)[dim]))
+    for n in (8, 2**31, 2**53, 2**53 + 3, 2**63 - 1):
+        assert all(map(torch.equal, OP(*call._replace(n=n)), whole)), n
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_discount_that_is_not_finite_stays_in_its_windows(device: str, bad: float) -> None:
+    call = make("n_step", (20, 3), 0)._replace(gamma=torch.full((20, 3), 0.9, dtype=torch.float64), n=4)
+    call = call._replace(lacks_after=torch.ones(20, 3, dtype=torch.bool), ends=torch.zeros(20, 3, dtype=torch.bool))
+    assert call.gamma is not None
+    call.gamma[10] = bad
+    found = OP(*changed(call, lambda t: t.to(device)))[0].cpu()
+    reached = torch.zeros(20, dtype=torch.bool)
+    reached[11:14] = True
+    assert torch.equal(~found.isfinite(), reached[:, None].expand(20, 3))
 
 
 def test_refusals(device: str) -> None:

@@ -173,6 +173,11 @@ struct NStepBlocks {
         own = {static_cast<Number>(rate), static_cast<Number>(rate - gate), static_cast<Number>(gate)};
       }
     }
+    if (params.is_shifted) {
+      // What there is no value to be multiplied with counts for nothing, where it is not finite, too.
+      const bool closed = terminal || t + i == call.length - 1 || own.gate == Number(0);
+      return {reward[i], reward[i], closed ? Number(0) : own.gate};
+    }
     return own.step(reward[i], next[i], terminal || (truncation && !call.has_next_values),
         terminal || truncation || t + i == call.length - 1);
   }

@@ -78,7 +78,7 @@ struct CudaReturns {
       return check(
           launch_gradient_tiles(problem, *tiles, workspace.data(), device, stream), "launching the kernel of tiles");
     }
-    const bool by_blocks = problem.steps && takes_gradient_window(windowed(problem, nullptr), device);
+    const bool by_blocks = takes_gradient_window(problem, device);
     const GradientsMemory memory(problem, !by_blocks);
     const Workspace workspace(like, memory.bytes);
     auto* const at = static_cast<char*>(workspace.data());

@@ -139,18 +139,6 @@ struct FlatLaneCuts {
     }
     return bits;
   }
-  __device__ __forceinline__ void find_cuts() {
-    const uint32_t terminates = read_flags(p.slots.terminated, p.terminated_is_bool),
-                   flags = terminates | read_flags(p.slots.truncated, p.truncated_is_bool);
-    cuts = flags | ends;
-    drops = p.is_shifted ? flags : terminates;
-    // Without values there are those behind rows.
-    if (!kKnownOwn && p.has_no_values) drops |= ~ends;
-    if constexpr (!kKnownOwn && !kAll) {
-      if (p.rest_is_nothing) drops |= ~cuts;
-      if (p.gamma_is_nothing) drops |= cuts;
-    }
-  }
 };
 
 }  // namespace dcs

@@ -33,6 +33,19 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using StepGate = Gate<Acc, kShort>;
   using Wide = std::conditional_t<kShort && !kRatios && !kRows, float, double>;
 
+  __device__ __forceinline__ void find_cuts() {
+    const uint32_t terminates = this->read_flags(p.slots.terminated, p.terminated_is_bool),
+                   flags = terminates | this->read_flags(p.slots.truncated, p.truncated_is_bool);
+    cuts = flags | ends;
+    drops = p.is_shifted ? flags : terminates;
+    // Without values there are those behind rows.
+    if (!kKnownOwn && p.has_no_values) drops |= ~ends;
+    if constexpr (!kKnownOwn && !kAll) {
+      if (p.rest_is_nothing) drops |= ~cuts;
+      if (p.gamma_is_nothing) drops |= cuts;
+    }
+  }
+
   static __device__ __forceinline__ void fill_with_ones(Acc (&factors)[kVec]) {
 #pragma unroll
     for (int j = 0; j < kVec; ++j) factors[j] = 1;

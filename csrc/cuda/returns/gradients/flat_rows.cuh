@@ -28,7 +28,7 @@ template <typename T, int kVectors>
 struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
   using Cuts = FlatLaneCuts<T, FlatForm::kGradients, kVectors>;
   using Cuts::kVec, Cuts::kOwn, Cuts::kOwnBits;
-  using Cuts::last_values, Cuts::lane, Cuts::behind_row, Cuts::ends, Cuts::slice, Cuts::chunk, Cuts::keep;
+  using Cuts::last_values, Cuts::lane, Cuts::cuts, Cuts::drops, Cuts::behind_row, Cuts::ends, Cuts::slice, Cuts::chunk;
   using typename Cuts::Acc;
   using Steps = Acc[kOwn];
   static constexpr bool kGoesBack = false, kShort = sizeof(T) == 2;
@@ -37,7 +37,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
   const FlatGradientsParams<T>& p;
   // Bits: nothing is carried into the step; and of the step before, v' is not read, and it counts gamma, not what the
   // next target leaves of it.
-  uint32_t cuts, drops, heavy;
+  uint32_t heavy;
   uint32_t lacks, weights;  // the last two of the steps themselves
 
   __device__ __forceinline__ FlatGradientsLane(

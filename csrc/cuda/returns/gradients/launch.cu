@@ -28,8 +28,8 @@ cudaError_t launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>&
 
 }  // namespace
 
-bool takes_gradient_window(const ReturnsProblem& window, const Device& device) {
-  return takes_n_step_blocks(window, device.shared_per_block);
+bool takes_gradient_window(const ReturnsGradientsProblem& problem, const Device& device) {
+  return scans_one_gradient(problem) && takes_n_step_blocks(windowed(problem, nullptr), device.shared_per_block);
 }
 
 cudaError_t launch_gradient_window(const ReturnsProblem& window, const Device& device, cudaStream_t stream) {

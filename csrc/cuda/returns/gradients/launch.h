@@ -8,8 +8,8 @@
 
 namespace dcs {
 
-// What is scanned over a window (`windowed`), for launch_gradients, where takes_n_step_blocks.
-bool takes_gradient_window(const ReturnsProblem& window, const Device&);
+// What is scanned over a window (`windowed`), for launch_gradients.
+bool takes_gradient_window(const ReturnsGradientsProblem&, const Device&);
 cudaError_t launch_gradient_window(const ReturnsProblem& window, const Device&, cudaStream_t);
 // Before and behind the scan (stages.cuh). `workspace`: of `memory.bytes`.
 cudaError_t launch_gradient_sources(

@@ -23,7 +23,7 @@ auto by_form(GradientsForm form, const Visit& visit) {
 template <typename Element>
 struct GradientsOperand {
   Element* data = nullptr;
-  int64_t slow = 0, mid = 0, fast = 0, time = 0, within = 0;  // `within`: beside time
+  int64_t slow = 0, mid = 0, fast = 0, time = 0;
   bool dense = false;
 };
 
@@ -32,7 +32,7 @@ struct GradientsParams {
   using Acc = typename Types<T>::Acc;
   GradientsShape shape;
   uint32_t length, count;
-  Divisor by_fast, by_mid, by_within;
+  Divisor by_fast, by_mid;
   GradientsOperand<const T> of_advantages, of_targets, of_pg, rhos;
   GradientsOperand<const uint8_t> ends, lacks_after;
   ReturnsDiscount gamma, trace;
@@ -56,7 +56,6 @@ struct GradientsParams {
         count(static_cast<uint32_t>(p.count())),
         by_fast(static_cast<uint32_t>(shape.fast)),
         by_mid(static_cast<uint32_t>(shape.mid)),
-        by_within(static_cast<uint32_t>(p.inner)),
         of_advantages(operand<const T>(p.of_advantages)),
         of_targets(operand<const T>(p.of_targets)),
         of_pg(operand<const T>(p.of_pg)),
@@ -108,7 +107,7 @@ struct GradientsParams {
     const auto at = [&](const Strides& s) { return shape.time_is_fast ? s.inner : s.time; };
     made.data = static_cast<Element*>(given.data);
     made.slow = strides.outer, made.mid = at(strides);
-    made.time = strides.time, made.within = strides.inner;
+    made.time = strides.time;
     made.fast = shape.time_is_fast ? strides.time : strides.inner;
     made.dense = (shape.slow == 1 || made.slow == dense.outer) && (shape.mid == 1 || made.mid == at(dense)) &&
         (shape.fast == 1 || made.fast == 1);

@@ -9,7 +9,7 @@
 
 namespace dcs {
 
-// What Steps knows of a thread's steps (steps.cuh, gradients/tile_steps.cuh), and where they are.
+// What Steps knows of a thread's steps (steps.cuh, gradients/tile_columns.cuh), and where they are.
 template <typename Steps>
 struct TileScan : Steps {
   using Steps::call, Steps::cuts, Steps::rates;

@@ -2,6 +2,7 @@
 //   static void run_gradients(const ReturnsGradientsProblem&, const Tensor& like)   for the stream and the device
 #pragma once
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -56,7 +57,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> returns_gradients(OptionalTensor of_a
   problem.clip_rho = clip_rho;
   problem.clip_c = clip_c;
   problem.clip_pg = clip_pg;
-  problem.steps = n.value_or(0);
+  problem.steps = n ? std::min<int64_t>(*n, like.size(dim)) : 0;  // a window of all steps is as long
   problem.has_own_values = has_own_values;
   problem.has_next_values = has_next_values;
   Layout layout(sizes, dim);

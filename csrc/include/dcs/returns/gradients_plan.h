@@ -1,6 +1,6 @@
-// What the kernels of `_returns_gradients` are asked to do, and by which of them: one kernel in which a thread takes a
-// column, one whose blocks take tiles of rows, or a kernel, a scan of csrc/cuda/scan and a kernel.
-// Host code without CUDA or torch types.
+// What the kernels of `_returns_gradients` are asked to do, and by which of them: one of a temporal difference scan, in
+// which gradients are such a scan that begins with a row's first step; one whose blocks take tiles of rows; or a scan
+// over a window, or of csrc/cuda/scan, and a kernel behind it. Host code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
@@ -233,8 +233,14 @@ inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradients
   return tiles ? std::optional(GradientScanPlan{mirror, std::nullopt, tiles}) : std::nullopt;
 }
 
-// Over a window, what is scanned as returns of so many steps that begin with a row's last one: each step is cut, and
-// discounted, as the one before it in time is. `scanned`: dense, in the type of the arithmetic.
+// Whether what is scanned over a window is the gradient of one result as it is given.
+inline bool scans_one_gradient(const ReturnsGradientsProblem& p) {
+  return p.steps && !p.of_pg.data && !p.rhos.data && !(p.of_advantages.data && p.of_targets.data);
+}
+
+// Of those of which scans_one_gradient(p), what is scanned as returns of so many steps that begin with a row's last
+// one: each step is cut, and discounted, as the one before it in time is. `scanned`: dense, in the type of the
+// arithmetic; or null, for a plan.
 inline ReturnsProblem windowed(const ReturnsGradientsProblem& p, void* scanned) {
   ReturnsProblem window = as_scan(p);
   window.steps = p.steps;
@@ -243,9 +249,9 @@ inline ReturnsProblem windowed(const ReturnsGradientsProblem& p, void* scanned) 
   window.targets = {};
   window = mirrored(window);
   Strides strides = GradientsShape(p).dense();
-  const int64_t bytes = bytes_of(arithmetic_type(p.dtype));
-  window.targets = {static_cast<char*>(scanned) + (p.length - 1) * strides.time * bytes, strides};
-  window.targets.strides.time = -strides.time;
+  const int64_t last = (p.length - 1) * strides.time * bytes_of(arithmetic_type(p.dtype));
+  strides.time = -strides.time;
+  window.targets = {scanned ? static_cast<char*>(scanned) + last : const_cast<void*>(window.rewards.data), strides};
   return window;
 }
 
