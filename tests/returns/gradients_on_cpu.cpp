@@ -184,7 +184,7 @@ class Trial {
   bool run_window_in(const ReturnsProblem& window) const {
     const auto params = n_step_blocks_params<T, Acc, Number>(window, n_step_rates<Number>(window));
     return emulation::launch(params.blocks(), kNStepThreads, params.shared_bytes(), false, c.seed,
-        [&] { n_step_blocks_kernel<T, Acc, Number, kPlain>(params); });
+        [&] { n_step_blocks_kernel<T, Acc, Number, kPlain, true>(params); });
   }
   bool launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>& params, int64_t count, int threads) const {
     return emulation::launch(ceil_div(count, threads), threads, 0, false, c.seed, [&] { kernel(params); });

@@ -78,7 +78,7 @@ class Trial : public trials::RolloutTrial<T> {
     const auto params = n_step_blocks_params<T, T, Number>(p, n_step_rates<Number>(p));
     this->targets.clear();
     return this->is_right(emulation::launch(params.blocks(), kNStepThreads, static_cast<int>(params.shared_bytes()),
-        false, c.seed, [&] { n_step_blocks_kernel<T, T, Number, kPlain>(params); }));
+        false, c.seed, [&] { n_step_blocks_kernel<T, T, Number, kPlain, false>(params); }));
   }
 
   bool check(int64_t o, int64_t i) const override {

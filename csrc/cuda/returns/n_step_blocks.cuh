@@ -31,7 +31,6 @@ struct NStepBlocksParams {
   NStepRates<Number> rates;  // where both discounts are numbers
   int n, share;              // steps of a block, and of a thread: some blocks
   bool rows;
-  bool is_shifted;           // a step is cut, and discounted, as the next one is, and has no values: gradients
   uint32_t width, segments;  // segments of a group of columns, in blocks of threads; of a row, in threads
   Divisor by_width, by_segments;
 
@@ -56,7 +55,6 @@ NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
     to.outer *= kTimes, to.cell *= kTimes, to.back *= kTimes;
     to.last = static_cast<char*>(p.targets.data) - (p.length - 1) * to.back;
   }
-  params.is_shifted = p.is_gradient;
   params.width = std::min<uint32_t>(params.call.cells, kNStepThreads);
   params.segments = static_cast<uint32_t>(
       ceil_div(p.length, int64_t{params.share} * (params.rows ? 1 : kNStepThreads / params.width)));
@@ -65,7 +63,8 @@ NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
   return params;
 }
 
-template <typename T, typename Out, typename Number, bool kPlain>
+// kGradients: a step is cut, and discounted, as the next one is, and has no values (dcs/returns/gradients_plan.h).
+template <typename T, typename Out, typename Number, bool kPlain, bool kGradients>
 struct NStepBlocks {
   using Acc = typename Types<T>::Acc;
   static constexpr int kBatch = sizeof(Number) > 4 ? 4 : 8;
@@ -141,8 +140,9 @@ struct NStepBlocks {
     return bits;
   }
   __device__ __forceinline__ void load(int t, int count) {
-    const int shift = call.has_next_values ? 0 : 1, left = call.length - shift - t, later = params.is_shifted ? 1 : 0,
-              own = min(count, call.length - later - t);
+    const int shift = call.has_next_values ? 0 : 1, left = call.length - shift - t;
+    constexpr int kLater = kGradients ? 1 : 0;
+    const int own = kGradients ? min(count, call.length - kLater - t) : count;
     T reward_read[kBatch], next_read[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) next_read[i] = cast<T>(Acc(0));
@@ -151,11 +151,11 @@ struct NStepBlocks {
     if constexpr (!kPlain) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) gamma[i] = trace[i] = 1.0;
-      each<Acc>(call.gamma, gammas, t + later, own, [&](int i, Acc element) { gamma[i] = element; });
-      each<Acc>(call.trace, traces, t + later, own, [&](int i, Acc element) { trace[i] = element; });
+      each<Acc>(call.gamma, gammas, t + kLater, own, [&](int i, Acc element) { gamma[i] = element; });
+      each<Acc>(call.trace, traces, t + kLater, own, [&](int i, Acc element) { trace[i] = element; });
     }
-    terminates = read_flags(call.terminated, terminated, call.terminated_is_bool, t + later, own);
-    truncates = read_flags(call.truncated, truncated, call.truncated_is_bool, t + later, own);
+    terminates = read_flags(call.terminated, terminated, call.terminated_is_bool, t + kLater, own);
+    truncates = read_flags(call.truncated, truncated, call.truncated_is_bool, t + kLater, own);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       reward[i] = cast<Acc>(reward_read[i]);
@@ -173,7 +173,7 @@ struct NStepBlocks {
         own = {static_cast<Number>(rate), static_cast<Number>(rate - gate), static_cast<Number>(gate)};
       }
     }
-    if (params.is_shifted) {
+    if constexpr (kGradients) {
       // What there is no value to be multiplied with counts for nothing, where it is not finite, too.
       const bool closed = terminal || t + i == call.length - 1 || own.gate == Number(0);
       return {reward[i], reward[i], closed ? Number(0) : own.gate};
@@ -232,7 +232,7 @@ struct NStepBlocks {
 };
 
 // Out: the type of the targets.
-template <typename T, typename Out, typename Number, bool kPlain>
+template <typename T, typename Out, typename Number, bool kPlain, bool kGradients>
 __global__ void __launch_bounds__(kNStepThreads, 5)
     n_step_blocks_kernel(const __grid_constant__ NStepBlocksParams<typename Types<T>::Acc, Number> params) {
   extern __shared__ __align__(16) unsigned char n_step_shared[];
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kNStepThreads, 5)
   const int64_t first = static_cast<int64_t>(share) * params.share;
   if (!is_there || column >= call.cells || first >= call.length) return;
   const uint32_t outer = call.cells == call.in_line.divisor ? 0 : call.in_line.of(column);
-  NStepBlocks<T, Out, Number, kPlain>(
+  NStepBlocks<T, Out, Number, kPlain, kGradients>(
       params, outer, column - outer * call.in_line.divisor, reinterpret_cast<Number*>(n_step_shared) + threadIdx.x)
       .run(static_cast<int>(first));
 }

@@ -18,10 +18,10 @@ inline bool float_holds_window(const ReturnsProblem& p) {
   return product >= FLT_MIN && product <= FLT_MAX;
 }
 
-template <typename T, typename Out, typename Number, bool kPlain>
+template <typename T, typename Out, bool kGradients, typename Number, bool kPlain>
 cudaError_t launch_n_step_blocks_in(const ReturnsProblem& p, const Device& device, cudaStream_t stream) {
   const auto params = n_step_blocks_params<T, Out, Number>(p, n_step_rates<Number>(p));
-  const auto kernel = n_step_blocks_kernel<T, Out, Number, kPlain>;
+  const auto kernel = n_step_blocks_kernel<T, Out, Number, kPlain, kGradients>;
   const cudaError_t error = allow_shared(kernel, params.shared_bytes(), device.shared_per_block);
   if (error != cudaSuccess) return error;
   return launch_dependent(
@@ -29,13 +29,13 @@ cudaError_t launch_n_step_blocks_in(const ReturnsProblem& p, const Device& devic
 }
 
 // Of those of which takes_n_step_blocks(p, device.shared_per_block). Out: the type of the targets.
-template <typename T, typename Out>
+template <typename T, typename Out, bool kGradients>
 cudaError_t launch_n_step_blocks(const ReturnsProblem& p, const Device& device, cudaStream_t stream) {
   if constexpr (sizeof(T) <= 4) {
     if (is_plain(p) && p.steps <= kFloatSteps && float_holds_window(p))
-      return launch_n_step_blocks_in<T, Out, typename Types<T>::Acc, true>(p, device, stream);
+      return launch_n_step_blocks_in<T, Out, kGradients, typename Types<T>::Acc, true>(p, device, stream);
   }
-  return launch_n_step_blocks_in<T, Out, double, false>(p, device, stream);
+  return launch_n_step_blocks_in<T, Out, kGradients, double, false>(p, device, stream);
 }
 
 }  // namespace dcs

@@ -31,7 +31,8 @@ class NStepLaunch {
       }
       if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
     }
-    if (takes_n_step_blocks(p_, device_.shared_per_block)) return launch_n_step_blocks<T, T>(p_, device_, stream_);
+    if (takes_n_step_blocks(p_, device_.shared_per_block))
+      return launch_n_step_blocks<T, T, false>(p_, device_, stream_);
     if (p_.steps >= 8) return launch_any<8>();
     return launch_any<1>();
   }

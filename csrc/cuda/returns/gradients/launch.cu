@@ -3,7 +3,6 @@
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
 #include "returns/gradients/tile.cuh"
-#include "returns/launch.h"
 #include "returns/n_step_blocks_launch.cuh"
 #include "common/call_tag.h"
 
@@ -33,12 +32,10 @@ bool takes_gradient_window(const ReturnsGradientsProblem& problem, const Device&
 }
 
 cudaError_t launch_gradient_window(const ReturnsProblem& window, const Device& device, cudaStream_t stream) {
-  switch (window.dtype) {
-    case ElementType::Half: return launch_n_step_blocks<__half, float>(window, device, stream);
-    case ElementType::BFloat16: return launch_n_step_blocks<__nv_bfloat16, float>(window, device, stream);
-    case ElementType::Double: return launch_returns_double(window, device, std::nullopt, nullptr, stream);
-    default: return launch_returns_float(window, device, std::nullopt, nullptr, stream);
-  }
+  return by_dtype(window.dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch_n_step_blocks<T, typename Types<T>::Acc, true>(window, device, stream);
+  });
 }
 
 cudaError_t launch_gradient_sources(const ReturnsGradientsProblem& problem, const GradientsMemory& memory,
