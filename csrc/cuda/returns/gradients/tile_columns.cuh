@@ -9,7 +9,7 @@
 namespace dcs {
 
 // What a thread makes of some neighboring steps (symbols: torch_dcs_ops/ops/returns/gradients.py). Bit i of a mask, and
-// `gates`, are the step before step i's.
+// place i of what factors make, are of step i - 1, whose b step i's gradients ask for, too.
 template <typename T, ColumnForm kForm, int kCount>
 struct GradientSteps : TileColumn<T, kForm, kCount> {
   using Column = TileColumn<T, kForm, kCount>;
@@ -20,11 +20,10 @@ struct GradientSteps : TileColumn<T, kForm, kCount> {
 
   Acc results[kSteps];  // what is added to the carry, then b
   Resident of_targets;
-  uint32_t cuts = 0;              // steps that nothing is carried to
+  uint32_t cuts = 0;              // nothing is carried on
   uint32_t drops = 0, heavy = 0;  // v' is not read; it counts gamma, not what the next target leaves of it
-  // Of a step's own discounts and ratio: of what is carried; and of a step, one later than the masks: of b, to it, of
-  // v'.
-  Acc gates[kAll ? kSteps : 1], policies[kAll ? kSteps + 1 : 1], ratios[kAll ? kSteps + 1 : 1],
+  // Of what is carried on; of b, what is added to it; of v'.
+  Acc gates[kAll ? kSteps : 1], ratios[kAll ? kSteps + 1 : 1], policies[kAll ? kSteps + 1 : 1],
       weights[kAll ? kSteps + 1 : 1];
 
   struct Step {
