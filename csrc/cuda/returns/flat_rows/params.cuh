@@ -151,6 +151,36 @@ inline FlatLinks flat_links(const ReturnsProblem& p, const FlatReturnsPlan& plan
   return links;
 }
 
+// Results in the place of operands, and behind them.
+template <typename T>
+void place_flat_results(FlatReturnsParams<T>& params, const ReturnsProblem& p, int behind, int slice_bytes) {
+  FlatSlots& slots = params.slots;
+  const auto place = [&](const ReturnsOutput& output, int slot) {
+    if (!output.data) return -1;
+    FlatTensor tensor = flat_tensor<T>(p, output.data, output.strides, sizeof(T));
+    tensor.slot = slot;
+    params.results[params.result_count++] = tensor;
+    return slot;
+  };
+  if (!p.is_gradient) {
+    slots.advantages = place(p.advantages, slots.rewards);
+    slots.targets = place(p.targets, params.has_own_values ? slots.values : slots.rewards);
+    slots.pg_advantages = place(p.pg_advantages, p.rhos.data ? slots.rhos : behind);
+    return;
+  }
+  const int operands = p.values.data ? 2 : 1;
+  const auto place_next = [&](const ReturnsOutput& output) {
+    const int number = params.result_count;
+    return place(output,
+        number >= operands ? behind + (number - operands) * slice_bytes
+            : number == 0  ? slots.rewards
+                           : slots.values);
+  };
+  slots.advantages = place_next(p.advantages);
+  slots.targets = place_next(p.targets);
+  slots.pg_advantages = place_next(p.pg_advantages);
+}
+
 template <typename T>
 FlatReturnsParams<T> flat_returns_params(
     const ReturnsProblem& p, const FlatReturnsPlan& plan, void* workspace = nullptr, const CallTag& tag = {}) {
@@ -185,29 +215,7 @@ FlatReturnsParams<T> flat_returns_params(
   params.is_shifted = !p.next_values.data && !p.is_gradient;
   // Nobody looks at what is read in their place.
   if (!p.values.data) slots.values = slots.rewards;
-  const auto result = [&](const ReturnsOutput& output, int slot) {
-    if (!output.data) return -1;
-    FlatTensor tensor = flat_tensor<T>(p, output.data, output.strides, kBytes);
-    tensor.slot = slot;
-    params.results[params.result_count++] = tensor;
-    return slot;
-  };
-  if (p.is_gradient) {
-    // In the place of operands, then behind them.
-    int taken = 0;
-    const auto next_slot = [&] {
-      const int behind = taken++ - (p.values.data ? 2 : 1);
-      return behind >= 0 ? static_cast<int>(at + behind * slice * kBytes) : behind == -1 ? slots.values : slots.rewards;
-    };
-    const auto placed = [&](const ReturnsOutput& output) { return output.data ? result(output, next_slot()) : -1; };
-    slots.advantages = placed(p.advantages);
-    slots.targets = placed(p.targets);
-    slots.pg_advantages = placed(p.pg_advantages);
-  } else {
-    slots.advantages = result(p.advantages, slots.rewards);
-    slots.targets = result(p.targets, params.has_own_values ? slots.values : slots.rewards);
-    slots.pg_advantages = result(p.pg_advantages, p.rhos.data ? slots.rhos : static_cast<int>(at));
-  }
+  place_flat_results(params, p, static_cast<int>(at), static_cast<int>(slice * kBytes));
   params.warp_bytes = static_cast<int>(sizes.warp_bytes(p));
   params.rows_at = plan.warps * params.warp_bytes;
   params.values_at = has_row_rates(p) ? static_cast<int>((plan.rows + plan.warps) * sizeof(FlatRow<Acc>)) : 0;

@@ -48,8 +48,11 @@ struct GradientSteps : TileColumn<T, kForm, kCount> {
 };
 
 template <typename T, ColumnForm kForm>
-struct GradientColumns : TileScan<GradientSteps<T, kForm, tile_column_steps(sizeof(T), kForm)>> {
-  using Scan = TileScan<GradientSteps<T, kForm, tile_column_steps(sizeof(T), kForm)>>;
+using GradientColumnsScan = TileScan<GradientSteps<T, kForm, tile_column_steps(sizeof(T), kForm)>>;
+
+template <typename T, ColumnForm kForm>
+struct GradientColumns : GradientColumnsScan<T, kForm> {
+  using Scan = GradientColumnsScan<T, kForm>;
   using Scan::call, Scan::count, Scan::cuts, Scan::drops, Scan::first_step, Scan::heavy, Scan::rates, Scan::results,
       Scan::t;
   using Scan::gates, Scan::of_targets, Scan::policies, Scan::ratios, Scan::weights;
