@@ -355,8 +355,10 @@ class Trial {
     if (!c.next_values)
       for (size_t k = 0; k < rows; ++k) of_v[k + 1] += of_n[k];
     for (int64_t t = 0; t < c.length; ++t) {
-      // Rounded at each of 100 steps, which is how far a factor of 0.99 reaches, and where it is stored.
-      const double eps = sizeof(T) == 8 ? 4e-13 : sizeof(T) == 4 ? 6e-6 : 4e-3;
+      // Rounded at each of 100 steps, which is how far a factor of 0.99 reaches, or at all that one of 1 or more does;
+      // and where it is stored.
+      const double reach = std::abs(c.gamma_value * c.trace_value) < 1.0 ? 1.0 : std::max(1.0, c.length / 100.0);
+      const double eps = sizeof(T) == 2 ? 4e-3 : reach * (sizeof(T) == 8 ? 4e-13 : 6e-6);
       const auto k = static_cast<size_t>(t);
       const auto is_near = [&](const char* name, double value, double wanted) {
         if (!std::isfinite(wanted)) return !std::isfinite(value) || complain(name, o, t, i, value, wanted);
