@@ -251,7 +251,7 @@ struct FewReturns {
             {reward[u], value[u], next_value[u], ratios[u], flag_of(b.terminates[i][w], k),
                 flag_of(b.truncates[i][w], k), is_last},
             [&] {
-              return typename Column::StepRates{rate_of(b.gamma[kAll ? i : 0][w], k, params.gamma_is_narrow),
+              return ColumnStepRates<Acc>{rate_of(b.gamma[kAll ? i : 0][w], k, params.gamma_is_narrow),
                   rate_of(b.trace[kAll ? i : 0][w], k, params.trace_is_narrow)};
             });
         advantage[u] = results.advantage, target[u] = results.target, pg[u] = results.pg;

@@ -71,6 +71,14 @@ struct FlatLaneCuts {
     }
   }
 
+  // A power over lanes of a number of at most 1, `of` over one lane: it does not vanish.
+  static __device__ __forceinline__ double bounded_weight(double weight, double of) {
+    return bounded_product(weight, of);
+  }
+  static __device__ __forceinline__ float bounded_weight(float weight, float of) {
+    return of != 0.f && fabsf(weight) < FLT_MIN ? copysignf(FLT_MIN, weight) : weight;
+  }
+
   // Rows.
 
   // A row of the tile, and how many of its steps come before, of a step of the slice.

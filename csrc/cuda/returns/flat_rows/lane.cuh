@@ -263,9 +263,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
 #pragma unroll
       for (int j = 0; j < 5; ++j)
         if ((31 - lane) >> j & 1) carry.weight *= power(j);
-      if constexpr (std::is_same_v<Wide, double>) carry.weight = bounded_product(carry.weight, power(0));
-      else if (p.short_powers[0] != 0.f && fabsf(carry.weight) < FLT_MIN)
-        carry.weight = copysignf(FLT_MIN, carry.weight);
+      carry.weight = this->bounded_weight(carry.weight, power(0));
     }
     if (lane == 31) carry.before = 0, carry.weight = 1;
     carry.enters = (ahead >> 1) == 0;

@@ -35,10 +35,10 @@ struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
   using Wide = std::conditional_t<kShort, float, double>;
 
   const FlatGradientsParams<T>& p;
-  // Bits: nothing is carried into the step; and of the step before, v' is not read, and it counts gamma, not what the
-  // next target leaves of it.
+  // Bits, as `drops` of the step before each: its next value is not read, and it counts gamma, not what the next target
+  // leaves of it; and the same of the steps themselves.
   uint32_t heavy;
-  uint32_t lacks, weights;  // the last two of the steps themselves
+  uint32_t lacks, weights;
 
   __device__ __forceinline__ FlatGradientsLane(
       const FlatGradientsParams<T>& given, const typename Cuts::Slice& of, unsigned char* rows)
@@ -117,16 +117,11 @@ struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
       if (reach >= d) total = fold(total, power(j), other);
       if (lane & d) carry.weight *= power(j);
     }
-    carry.weight = bounded_weight(carry.weight);
+    carry.weight = this->bounded_weight(carry.weight, power(0));
     carry.before = shuffle_up(total, 1);
     if (lane == 0) carry.before = 0;
     carry.enters = before == 0;
     return {total, power(5), closed != 0};
-  }
-  // Of a number below 1, which does not vanish.
-  __device__ __forceinline__ Wide bounded_weight(Wide weight) const {
-    if constexpr (std::is_same_v<Wide, double>) return bounded_product(weight, p.powers[0]);
-    else return p.short_powers[0] != 0.f && fabsf(weight) < FLT_MIN ? copysignf(FLT_MIN, weight) : weight;
   }
 
   // The gradient of v', by bits of its step.

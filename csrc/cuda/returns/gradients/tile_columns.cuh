@@ -3,6 +3,7 @@
 // carry is the scan's result there, s, and what else the first step asks of it is read again.
 #pragma once
 
+#include "returns/serial_columns/column.cuh"
 #include "returns/tile_columns/steps.cuh"
 #include "returns/tile_columns/tile_scan.cuh"
 
@@ -84,24 +85,16 @@ struct GradientColumns : GradientColumnsScan<T, kForm> {
     heavy = call.has_own_values ? ~0u : ends | (behind_last <= kSteps && count > 0 ? 1u << behind_last : 0u);
   }
 
-  // A step's own discounts.
-  struct Own {
-    Acc gamma, trace;
-  };
   // What step i - 1 leaves behind: the weights of its b, and of its v'.
-  __device__ __forceinline__ void set_weights(int i, T rho, T of_pg, const Own& own) {
+  __device__ __forceinline__ void set_weights(int i, T rho, T of_pg, const ColumnStepRates<Acc>& own) {
     if constexpr (kAll) {
       const Acc known = cast<Acc>(rho);
       ratios[i] = this->ratio(known, call.clip_rho);
       policies[i] = call.next_values.last ? this->ratio(known, call.clip_pg) * cast<Acc>(of_pg) : Acc(0);
-      Acc gamma = rates.gamma, rest = rates.rest;
-      if (call.gamma.last || call.trace.last) {
-        if (call.gamma.last) gamma = own.gamma;
-        rest = gamma - gamma * (call.trace.last ? own.trace : rates.trace);
-      }
+      Acc gamma = rates.gamma, rest = rates.rest, gate = 1;
+      take_step_rates(call, rates, [&] { return own; }, gamma, rest, gate);
       weights[i] = heavy & 1u << i ? gamma : rest;
       if (i >= kSteps) return;
-      const Acc gate = own.gamma * own.trace;
       gates[i] = gate * this->ratio(known, call.clip_c);
       if (call.next_values.last && !(cuts & 1u << i)) results[i] = this->gated(results[i], gate * policies[i]);
     }

@@ -42,13 +42,9 @@ struct ReturnsColumn {
   Rates<Acc> rates;
   Acc y = 0, after = 0;  // the carry, and the value of the state behind the next step
 
-  using Step = ColumnStep<Acc>;
-  using Results = ColumnResults<Acc>;
-  using StepRates = ColumnStepRates<Acc>;
-
   template <typename Own>
-  __device__ __forceinline__ Results step(
-      const ReturnsColumnParams<Acc>& params, const Step& of, const Own& step_rates) {
+  __device__ __forceinline__ ColumnResults<Acc> step(
+      const ReturnsColumnParams<Acc>& params, const ColumnStep<Acc>& of, const Own& step_rates) {
     const bool has_own = params.has_own_values, is_cut = (of.terminates | of.truncates) || of.is_last;
     Acc own_gamma = rates.gamma, rest = rates.rest, factor = 1;
     if constexpr (kAll) take_step_rates(params, rates, step_rates, own_gamma, rest, factor);
@@ -80,13 +76,9 @@ struct GradientColumn {
   Rates<Acc> rates;
   Acc y = 0, after = 0;  // the carry, and the gradient of the step before's next value
 
-  using Step = ColumnStep<Acc>;
-  using Results = ColumnResults<Acc>;
-  using StepRates = ColumnStepRates<Acc>;
-
   template <typename Own>
-  __device__ __forceinline__ Results step(
-      const ReturnsColumnParams<Acc>& params, const Step& of, const Own& step_rates) {
+  __device__ __forceinline__ ColumnResults<Acc> step(
+      const ReturnsColumnParams<Acc>& params, const ColumnStep<Acc>& of, const Own& step_rates) {
     const Acc s = of.reward + of.value + y, of_target = params.of_targets ? of.reward : Acc(0);
     const bool is_cut = of.terminates || of.is_last;
     Acc own_gamma = rates.gamma, rest = rates.rest, factor = 1, base = s, carried = s;

@@ -187,13 +187,13 @@ struct SerialReturns {
   }
 
   // A column's step.
-  __device__ __forceinline__ typename Column::Results step(
+  __device__ __forceinline__ ColumnResults<Acc> step(
       int b, int u, int left, Acc reward, Acc value, Acc next_value, Acc rho) {
     const uint32_t bits = kUnit == 1 ? ~0u : 0xffu << 8 * u;
     const bool is_last = is_gradient(kForm) ? b + 1 == left : b == 0 && starts;
     return columns[u].step(
         params, {reward, value, next_value, rho, terminates[b] & bits, truncates[b] & bits, is_last}, [&] {
-          return typename Column::StepRates{
+          return ColumnStepRates<Acc>{
               rate_of_bits<T>(gamma[b], params.gamma_is_narrow), rate_of_bits<T>(trace[b], params.trace_is_narrow)};
         });
   }
