@@ -20,9 +20,7 @@ enum class Way {
   kFewSteps,
   kTileColumns,
   kFlatRows,
-  kLinkedRows,
-  kTiles,
-  kShortTiles
+  kLinkedRows
 };
 
 struct Case {

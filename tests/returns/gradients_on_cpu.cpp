@@ -7,7 +7,6 @@
 #include "scan_on_cpu.h"
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
-#include "returns/gradients/tile.cuh"
 #include "returns/gradients/flat_rows.cuh"
 #include "returns/gradients/tile_columns.cuh"
 #include "returns/few_steps/kernel.cuh"
@@ -74,7 +73,7 @@ class Trial {
 
   bool run() {
     for (const Way way : {Way::kThreeLaunches, Way::kWindowBlocks, Way::kSerialColumns, Way::kSerialPairs,
-             Way::kFewSteps, Way::kTileColumns, Way::kFlatRows, Way::kLinkedRows, Way::kTiles, Way::kShortTiles}) {
+             Way::kFewSteps, Way::kTileColumns, Way::kFlatRows, Way::kLinkedRows}) {
       if (!takes(way)) continue;
       current = way;
       for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
@@ -94,10 +93,8 @@ class Trial {
     if (way == Way::kThreeLaunches) return true;
     if (way == Way::kWindowBlocks)
       return scans_one_gradient(gradients) && takes_n_step_blocks(windowed(gradients, nullptr), 227 << 10);
-    if (way >= Way::kTiles) return plan_gradient_tiles(gradients, 1).has_value();
     if (way >= Way::kFlatRows)
-      return !c.n && is_contiguous(as_scan(gradients)) && GradientsShape(gradients).time_is_fast &&
-          takes_flat_gradients(as_scan(gradients));
+      return !c.n && is_contiguous(as_scan(gradients)) && GradientsShape(gradients).time_is_fast;
     if (c.n || GradientsShape(gradients).time_is_fast) return false;
     const ReturnsProblem scan = mirrored(as_scan(gradients));
     const bool is_plain = column_form(scan) == ColumnForm::kGradients;
@@ -161,9 +158,13 @@ class Trial {
       const Strides& s = input.strides;
       tensors.push_back({input.data, ((scan.outer - 1) * s.outer + scan.length + (scan.inner - 1) * s.inner) * bytes});
     });
-    return plan.vectors == 1 ? run_flat<1>(scan, plan) : run_flat<kMany>(scan, plan);
+    if (flat_form(scan) == FlatForm::kGradients)
+      return plan.vectors == 1 ? run_flat<FlatForm::kGradients, 1>(scan, plan)
+                               : run_flat<FlatForm::kGradients, kMany>(scan, plan);
+    return plan.vectors == 1 ? run_flat<FlatForm::kAnyGradients, 1>(scan, plan)
+                             : run_flat<FlatForm::kAnyGradients, kMany>(scan, plan);
   }
-  template <int kVectors>
+  template <FlatForm kForm, int kVectors>
   bool run_flat(const ReturnsProblem& scan, const FlatReturnsPlan& plan) {
     std::vector<Word> words(static_cast<size_t>(plan.workspace_bytes / 16), Word{7, 7});
     uint32_t launches = 0;
@@ -171,7 +172,7 @@ class Trial {
         scan, plan, words.data(), {2 * uint64_t{random()}, random() % 3 ? nullptr : &launches});
     return emulation::launch(
         plan.tiles, 32 * plan.warps, plan.shared_bytes, plan.cluster > 1 || (plan.is_linked() && random() % 2), c.seed,
-        [&] { flat_gradients_kernel<T, kVectors>(params); }, plan.cluster);
+        [&] { flat_gradients_kernel<T, kForm, kVectors>(params); }, plan.cluster);
   }
   // In float where that is enough for the window.
   bool run_window(const ReturnsProblem& window) const {
@@ -189,27 +190,8 @@ class Trial {
   bool launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>& params, int64_t count, int threads) const {
     return emulation::launch(ceil_div(count, threads), threads, 0, false, c.seed, [&] { kernel(params); });
   }
-  // Tiles as they are planned, or so short that there are many, in groups of few.
-  bool run_tiles(bool are_short) {
-    GradientTilesPlan plan = *plan_gradient_tiles(gradients, static_cast<int64_t>(1 + random() % 8));
-    if (are_short) {
-      const int64_t slots = std::max<int64_t>(2 * kGradientTileBefore, ceil_div(gradients.count(), 5 + random() % 30));
-      plan = gradient_tiles_of(gradients, static_cast<int>(std::min<int64_t>(slots, kGradientTileSlots)));
-      plan.fan_bits = static_cast<int>(1 + random() % 3);
-    }
-    std::vector<GradientWords> words(static_cast<size_t>(plan.carries()));
-    const bool counts = random() % 2;
-    uint32_t launches = 7u << kMostCountedBits;
-    const GradientTileParams<T> params(
-        gradients, plan, words.data(), {2 * uint64_t{random()}, counts ? &launches : nullptr});
-    return by_form(params.call.form, [&](auto form) {
-      return emulation::launch(plan.tiles, kGradientTileThreads, params.memory.bytes, plan.tiles < 40 && random() % 2,
-          c.seed, [&] { gradients_tile_kernel<T, decltype(form)::value>(params); });
-    });
-  }
   bool run_kernels(Way way) {
-    if (way >= Way::kTiles) return run_tiles(way == Way::kShortTiles);
-    if (way == Way::kFlatRows || way == Way::kLinkedRows) return run_flat(way == Way::kLinkedRows);
+    if (way >= Way::kFlatRows) return run_flat(way == Way::kLinkedRows);
     if (way > Way::kWindowBlocks) {
       const ReturnsProblem scan = mirrored(as_scan(gradients));
       return (way == Way::kFewSteps ? few_form(scan) : column_form(scan)) == ColumnForm::kGradients

@@ -73,11 +73,6 @@ struct CudaReturns {
       return check(
           gradient_scan_launcher(problem.dtype)(*plan, device, workspace.data(), stream), "launching the kernel");
     }
-    if (const auto tiles = plan_gradient_tiles(problem, device.multiprocessors)) {
-      const Workspace workspace(like, gradient_tiles_workspace(*tiles));
-      return check(
-          launch_gradient_tiles(problem, *tiles, workspace.data(), device, stream), "launching the kernel of tiles");
-    }
     const bool by_blocks = takes_gradient_window(problem, device);
     const GradientsMemory memory(problem, !by_blocks);
     const Workspace workspace(like, memory.bytes);

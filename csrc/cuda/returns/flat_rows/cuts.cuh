@@ -13,7 +13,7 @@ struct FlatLaneCuts {
   using Acc = typename Types<T>::Acc;
   static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
   static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
-  static constexpr bool kAll = kForm == FlatForm::kAll,
+  static constexpr bool kAll = kForm == FlatForm::kAll || kForm == FlatForm::kAnyGradients,
                         kRows = kForm == FlatForm::kRows || kForm == FlatForm::kRowRatios,
                         kRatios = kForm == FlatForm::kRatios || kForm == FlatForm::kRowRatios || kAll,
                         kKnownOwn = kForm == FlatForm::kOwn || (kRatios && !kAll);
@@ -69,6 +69,40 @@ struct FlatLaneCuts {
 #pragma unroll
       for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from[i * sizeof(E) / 16].get(i % (16 / sizeof(E))));
     }
+  }
+
+  // Factors.
+
+  static __device__ __forceinline__ void fill_with_ones(Acc (&factors)[kVec]) {
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) factors[j] = 1;
+  }
+
+  // What a vector's steps have beside rewards and values.
+  struct Factors {
+    Acc ratios[kVec], gammas[kVec], traces[kVec];
+  };
+  __device__ __forceinline__ void read_factors(int k, Factors& to) const {
+    if constexpr (kRatios) {
+      if constexpr (kAll) fill_with_ones(to.ratios);
+      if (!kAll || p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
+    }
+    if constexpr (kAll) {
+      const auto read_rates = [&](int slot, bool is_narrow, Acc(&rates)[kVec]) {
+        fill_with_ones(rates);
+        if (slot < 0) return;
+        if (sizeof(T) == 2 && is_narrow) read<T>(slot, k, rates);
+        else read<Acc>(slot, k, rates);
+      };
+      read_rates(p.slots.gamma, p.gamma_is_narrow, to.gammas);
+      read_rates(p.slots.trace, p.trace_is_narrow, to.traces);
+    }
+  }
+  // What a step's gate has beside its row's.
+  __device__ __forceinline__ Acc factor(const Factors& of, int j) const {
+    const Acc of_ratio = clipped(of.ratios[j], p.clip_c);
+    if constexpr (kAll) return of.gammas[j] * of.traces[j] * of_ratio;
+    return of_ratio;
   }
 
   // A power over lanes of a number of at most 1, `of` over one lane: it does not vanish.

@@ -22,8 +22,9 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using Cuts = FlatLaneCuts<T, kForm, kVectors>;
   using Cuts::Cuts, Cuts::kAll, Cuts::kRows, Cuts::kRatios, Cuts::kKnownOwn, Cuts::kVec, Cuts::kOwn, Cuts::kVecBits;
   using Cuts::p, Cuts::here, Cuts::last_values, Cuts::own_rows, Cuts::lane, Cuts::behind_row, Cuts::ends, Cuts::cuts,
-      Cuts::drops, Cuts::has_own, Cuts::clamped_row, Cuts::chunk, Cuts::keep;
+      Cuts::drops, Cuts::has_own, Cuts::clamped_row, Cuts::chunk, Cuts::keep, Cuts::read_factors, Cuts::factor;
   using typename Cuts::Acc;
+  using typename Cuts::Factors;
   using typename Cuts::Slice;
   static constexpr bool kGoesBack = true;
   using Steps = Acc[kOwn];
@@ -44,38 +45,6 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       if (p.rest_is_nothing) drops |= ~cuts;
       if (p.gamma_is_nothing) drops |= cuts;
     }
-  }
-
-  static __device__ __forceinline__ void fill_with_ones(Acc (&factors)[kVec]) {
-#pragma unroll
-    for (int j = 0; j < kVec; ++j) factors[j] = 1;
-  }
-
-  // What a vector's steps have beside rewards and values.
-  struct Factors {
-    Acc ratios[kVec], gammas[kVec], traces[kVec];
-  };
-  __device__ __forceinline__ void read_factors(int k, Factors& to) const {
-    if constexpr (kRatios) {
-      if constexpr (kAll) fill_with_ones(to.ratios);
-      if (!kAll || p.slots.rhos >= 0) this->template read<T>(p.slots.rhos, k, to.ratios);
-    }
-    if constexpr (kAll) {
-      const auto read_rates = [&](int slot, bool is_narrow, Acc(&rates)[kVec]) {
-        fill_with_ones(rates);
-        if (slot < 0) return;
-        if (sizeof(T) == 2 && is_narrow) this->template read<T>(slot, k, rates);
-        else this->template read<Acc>(slot, k, rates);
-      };
-      read_rates(p.slots.gamma, p.gamma_is_narrow, to.gammas);
-      read_rates(p.slots.trace, p.trace_is_narrow, to.traces);
-    }
-  }
-  // What a step's gate has beside its row's.
-  __device__ __forceinline__ Acc factor(const Factors& of, int j) const {
-    const Acc of_ratio = clipped(of.ratios[j], p.clip_c);
-    if constexpr (kAll) return of.gammas[j] * of.traces[j] * of_ratio;
-    return of_ratio;
   }
 
   // The discounts of the row at hand, from the lane's last step back.

@@ -168,13 +168,13 @@ void place_flat_results(FlatReturnsParams<T>& params, const ReturnsProblem& p, i
     slots.pg_advantages = place(p.pg_advantages, p.rhos.data ? slots.rhos : behind);
     return;
   }
-  const int operands = p.values.data ? 2 : 1;
+  int places[kMostFlatResults];
+  int operands = 0;
+  for (const int slot : {slots.rewards, p.values.data ? slots.values : -1, slots.next_values, slots.rhos})
+    if (slot >= 0 && operands < kMostFlatResults) places[operands++] = slot;
   const auto place_next = [&](const ReturnsOutput& output) {
     const int number = params.result_count;
-    return place(output,
-        number >= operands ? behind + (number - operands) * slice_bytes
-            : number == 0  ? slots.rewards
-                           : slots.values);
+    return place(output, number < operands ? places[number] : behind + (number - operands) * slice_bytes);
   };
   slots.advantages = place_next(p.advantages);
   slots.targets = place_next(p.targets);
@@ -201,7 +201,7 @@ FlatReturnsParams<T> flat_returns_params(
   int next = 0;
   const auto slot_of = [&](bool is_given) { return is_given ? params.operands[next++].slot : -1; };
   FlatSlots& slots = params.slots;
-  slots.rewards = slot_of(true);
+  slots.rewards = slot_of(p.rewards.data);
   slots.values = slot_of(p.values.data);
   slots.next_values = slot_of(p.next_values.data);
   slots.rhos = slot_of(p.rhos.data);

@@ -1,5 +1,5 @@
-// Gradients of contiguous rows by discounts that are numbers, on the way of the temporal difference scan
-// (returns/flat_rows), from a row's first step on. The carry is the scan's result at the step before.
+// Gradients of contiguous rows on the way of the temporal difference scan (returns/flat_rows), from a row's first step
+// on. The carry is the scan's result at the step before.
 #pragma once
 
 #include "returns/flat_rows/kernel.cuh"
@@ -8,7 +8,8 @@ namespace dcs {
 
 template <typename T>
 struct FlatGradientsParams : FlatReturnsParams<T> {
-  ReturnsInput ends, lacks;  // of what `terminated` and `truncated` stand for (`as_scan`)
+  ReturnsInput ends, lacks, rhos,
+      of_pg;  // what `terminated`, `truncated`, ratios and next values stand for (`as_scan`)
   bool has_both, of_targets, ends_lack, of_next_values;
   T* bootstrap_gradient;
   Strides of_bootstrap;
@@ -17,94 +18,239 @@ struct FlatGradientsParams : FlatReturnsParams<T> {
 template <typename T>
 FlatGradientsParams<T> flat_gradients_params(
     const ReturnsProblem& p, const FlatReturnsPlan& plan, void* workspace = nullptr, const CallTag& tag = {}) {
-  return {flat_returns_params<T>(p, plan, workspace, tag), p.terminated, p.truncated, p.values.data != nullptr,
-      p.of_targets, p.ends_lack, p.of_next_values, static_cast<T*>(p.bootstrap_gradient.data),
+  return {flat_returns_params<T>(p, plan, workspace, tag), p.terminated, p.truncated, p.rhos, p.next_values,
+      p.values.data != nullptr, p.of_targets, p.ends_lack, p.of_next_values, static_cast<T*>(p.bootstrap_gradient.data),
       p.bootstrap_gradient.strides};
 }
 
 // What a lane does with its steps, one pass for its total from nothing and one from what enters it (symbols:
 // torch_dcs_ops/ops/returns/gradients.py).
-template <typename T, int kVectors>
-struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
-  using Cuts = FlatLaneCuts<T, FlatForm::kGradients, kVectors>;
-  using Cuts::kVec, Cuts::kOwn, Cuts::kOwnBits;
-  using Cuts::last_values, Cuts::lane, Cuts::cuts, Cuts::drops, Cuts::behind_row, Cuts::ends, Cuts::slice, Cuts::chunk;
+template <typename T, FlatForm kForm, int kVectors>
+struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
+  using Cuts = FlatLaneCuts<T, kForm, kVectors>;
+  using Cuts::kAll, Cuts::kVec, Cuts::kOwn, Cuts::kOwnBits;
+  using Cuts::last_values, Cuts::lane, Cuts::cuts, Cuts::behind_row, Cuts::ends, Cuts::slice, Cuts::chunk, Cuts::here;
   using typename Cuts::Acc;
-  using Steps = Acc[kOwn];
+  using typename Cuts::Factors;
   static constexpr bool kGoesBack = false, kShort = sizeof(T) == 2;
-  using Wide = std::conditional_t<kShort, float, double>;
+  using Wide = std::conditional_t<kShort && !kAll, float, double>;
+  using StepGate = Gate<Acc, kShort>;
+  // The sums from nothing; nothing where gates differ.
+  using Steps = Acc[kAll ? 1 : kOwn];
 
   const FlatGradientsParams<T>& p;
-  // Bits, as `drops` of the step before each: its next value is not read, and it counts gamma, not what the next target
-  // leaves of it; and the same of the steps themselves.
-  uint32_t heavy;
-  uint32_t lacks, weights;
+  // Bits: the next state's value is not read; it counts gamma, not what the next target leaves of it.
+  uint32_t lacks, heavy;
+
+  // Of the step before the lane's first one, in lane 0 another warp's: bit 0, it ends; bit 1, it lacks v'.
+  struct Before {
+    uint32_t flags = 0;
+    Acc ratio = 1, of_pg = 0, gamma = 1, trace = 1;
+  };
+  Before before;
 
   __device__ __forceinline__ FlatGradientsLane(
       const FlatGradientsParams<T>& given, const typename Cuts::Slice& of, unsigned char* rows)
       : Cuts(given, of, rows), p(given) {}
 
-  // Flags of the step before the slice's first one, which is another warp's: bit 0, it ends; bit 1, it lacks v'.
-  __device__ __forceinline__ uint32_t flags_before() const {
+  __device__ __forceinline__ void find_rows() {
+    Cuts::find_rows();
     const auto position = this->position_of(0);
-    if (lane != 0 || position.done == 0 || position.row < 0 || position.row >= slice.tile.rows) return 0;
-    const auto is_set = [&](const ReturnsInput& flags) {
-      if (!flags.data) return 0u;
-      const int64_t at = RowIndex(p.of_rows, slice.tile.row + position.row).offset(flags.strides) +
-          (position.done - 1) * flags.strides.time;
-      return static_cast<const uint8_t*>(flags.data)[at] ? 1u : 0u;
+    if (lane != 0 || position.done == 0 || position.row < 0 || position.row >= slice.tile.rows) return;
+    const RowIndex row(p.of_rows, slice.tile.row + position.row);
+    const auto read = [&](const ReturnsInput& from, auto otherwise) {
+      if (!from.data) return otherwise;
+      return static_cast<const decltype(otherwise)*>(
+          from.data)[row.offset(from.strides) + (position.done - 1) * from.strides.time];
     };
-    const uint32_t ends = is_set(p.ends);
-    return ends | (p.ends_lack ? ends : is_set(p.lacks)) << 1;
+    const auto of_step = [&](const ReturnsDiscount& rate, bool is_narrow) {
+      if (rate.kind != GammaKind::kStep) return Acc(1);
+      return sizeof(T) == 2 && is_narrow ? cast<Acc>(read(rate.tensor, T{})) : read(rate.tensor, Acc(1));
+    };
+    const uint8_t is_end = read(p.ends, uint8_t{}), is_lacking = p.ends_lack ? is_end : read(p.lacks, uint8_t{});
+    if constexpr (kAll)
+      before = {0, cast<Acc>(read(p.rhos, cast<T>(Acc(1)))), cast<Acc>(read(p.of_pg, T{})),
+          of_step(p.gamma, p.gamma_is_narrow), of_step(p.trace, p.trace_is_narrow)};
+    before.flags = (is_end ? 1u : 0u) | (is_lacking ? 2u : 0u);
   }
-  __device__ __forceinline__ void find_cuts() {
-    constexpr int kLast = kOwn - 1;
-    const uint32_t first = flags_before(), of_steps = this->read_flags(p.slots.terminated, true);
-    lacks = p.ends_lack ? of_steps : this->read_flags(p.slots.truncated, true);
-    uint32_t before = __shfl_up_sync(0xffffffffu, (of_steps >> kLast & 1) | (lacks >> kLast & 1) << 1, 1);
-    if (lane == 0) before = first;
-    const uint32_t starts = ends << 1 | (this->position_of(lane * kOwn).done == 0 ? 1 : 0),
-                   ended = of_steps << 1 | (before & 1);
-    cuts = (ended | starts) & kOwnBits;
-    // A row's last step is where the next one starts.
-    drops = lacks << 1 | before >> 1 | (starts & kOwnBits);
-    heavy = p.has_own_values ? ~0u : ended | starts;
-    weights = p.has_own_values ? ~0u : of_steps | ends;
+  // The same of other lanes, from the slice.
+  __device__ __forceinline__ void find_factors_before() {
+    if (lane == 0) return;
+    const auto read = [&](int slot, auto otherwise) {
+      if (slot < 0) return cast<Acc>(otherwise);
+      return cast<Acc>(reinterpret_cast<const decltype(otherwise)*>(here + slot)[lane * kOwn - 1]);
+    };
+    const auto of_step = [&](int slot, bool is_narrow) {
+      return sizeof(T) == 2 && is_narrow ? read(slot, cast<T>(Acc(1))) : read(slot, Acc(1));
+    };
+    before = {before.flags, read(p.slots.rhos, cast<T>(Acc(1))), read(p.slots.next_values, T{}),
+        of_step(p.slots.gamma, p.gamma_is_narrow), of_step(p.slots.trace, p.trace_is_narrow)};
   }
 
-  __device__ __forceinline__ Gate<Acc, kShort> gate() const {
-    Gate<Acc, kShort> gate;
-    if constexpr (kShort) gate = {p.gate};
-    else gate = p.rates.gate;
-    return gate;
+  __device__ __forceinline__ void find_cuts() {
+    constexpr int kLast = kOwn - 1;
+    const uint32_t of_steps = this->read_flags(p.slots.terminated, true);
+    lacks = p.ends_lack ? of_steps : this->read_flags(p.slots.truncated, true);
+    const uint32_t flags = __shfl_up_sync(0xffffffffu, (of_steps >> kLast & 1) | (lacks >> kLast & 1) << 1, 1);
+    if (lane != 0) before.flags = flags;
+    if constexpr (kAll) find_factors_before();
+    const uint32_t starts = ends << 1 | (this->position_of(lane * kOwn).done == 0 ? 1 : 0);
+    cuts = (of_steps << 1 | (before.flags & 1) | starts) & kOwnBits;
+    // Nothing of a row is another's.
+    before.flags = (before.flags >> 1 | starts) & 1;
+    heavy = p.has_own_values ? ~0u : of_steps | ends;
   }
-  // The lane's total from nothing, and in `steps` the sums.
-  __device__ __forceinline__ Acc total(Steps& steps, double&) const {
-    const Gate<Acc, kShort> of_step = gate();
+  __device__ __forceinline__ bool lacks_before() const { return before.flags; }
+  __device__ __forceinline__ bool is_heavy_before() const { return p.has_own_values || (cuts & 1); }
+
+  // The discounts of the row at hand, from the lane's first step on.
+  struct RowCursor {
+    const FlatGradientsLane& at;
+    Acc gamma, rest, trace;
+    StepGate gate;
+    int row;
+    __device__ __forceinline__ explicit RowCursor(const FlatGradientsLane& of)
+        : at(of),
+          gamma(of.p.rates.gamma),
+          rest(of.p.rates.rest),
+          trace(of.p.rates.trace),
+          row(of.behind_row - __popc(of.ends)) {
+      if constexpr (kShort) gate = {at.p.gate};
+      else gate = at.p.rates.gate;
+      if constexpr (kAll) {
+        if (at.p.row_rates) enter();
+      }
+    }
+    __device__ __forceinline__ void enter() {
+      const FlatRow<Acc> own = at.own_rows[at.clamped_row(row)];
+      gamma = own.gamma;
+      rest = own.rest;
+      if constexpr (kShort) gate = {own.gate.value};
+      else gate = own.gate;
+      // Gamma has no part in the gate where it is the steps'.
+      trace = at.p.slots.trace >= 0 ? Acc(1) : number_of(own.gate);
+    }
+    // From the lane's step before.
+    __device__ __forceinline__ void move_to(int step) {
+      if constexpr (kAll) {
+        if (at.p.row_rates && step > 0 && at.ends >> (step - 1) & 1) ++row, enter();
+      }
+    }
+  };
+
+  // What a step makes of its s: b, and what it carries on.
+  struct Weights {
+    Acc ratio, policy, factor, carried;
+    __device__ __forceinline__ Acc base(Acc s) const { return ratio * s + policy; }
+    // Before the row's gate.
+    __device__ __forceinline__ Acc carry(Acc s) const { return factor * s + carried; }
+  };
+  __device__ __forceinline__ Weights weights_of(Acc rho, Acc of_pg, Acc gamma, Acc trace) const {
+    const Acc of_step = gamma * trace, policy = p.slots.next_values >= 0 ? clipped(rho, p.clip_pg) * of_pg : Acc(0);
+    return {clipped(rho, p.clip_rho), policy, of_step * clipped(rho, p.clip_c), of_step * policy};
+  }
+  __device__ __forceinline__ Weights weights_before() const {
+    return weights_of(before.ratio, before.of_pg, before.gamma, before.trace);
+  }
+  __device__ __forceinline__ Acc of_next(
+      bool is_lacking, bool is_heavy, const RowCursor& rows, Acc step_gamma, Acc step_trace, Acc base) const {
+    Acc gamma = rows.gamma, rest = rows.rest;
+    if constexpr (kAll) {
+      gamma *= step_gamma;
+      const Acc of_step = gamma - gamma * (rows.trace * step_trace);
+      if (p.slots.gamma >= 0 || p.slots.trace >= 0) rest = of_step;
+    }
+    return is_lacking ? Acc(0) : (is_heavy ? gamma : rest) * base;
+  }
+
+  static __device__ __forceinline__ void clear(Acc (&values)[kVec]) {
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) values[j] = 0;
+  }
+  // The gradients of a vector's sums.
+  __device__ __forceinline__ void read_given(int k, Acc (&first)[kVec], Acc (&sum)[kVec]) const {
+    if (kAll && p.slots.rewards < 0) clear(first);
+    else this->template read<T>(p.slots.rewards, k, first);
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) sum[j] = first[j];
+    if (!p.has_both) return;
+    Acc other[kVec];
+    this->template read<T>(p.slots.values, k, other);
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) sum[j] += other[j];
+  }
+  __device__ __forceinline__ void read_all_factors(int k, Factors& factors, Acc (&of_pg)[kVec]) const {
+    this->read_factors(k, factors);
+    clear(of_pg);
+    if (p.slots.next_values >= 0) this->template read<T>(p.slots.next_values, k, of_pg);
+  }
+
+  // The lane's total from nothing, in `steps` the sums; in `gates` what takes a carry over it where gates differ.
+  __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
+    if constexpr (kAll) return total_of_factors(gates);
+    const RowCursor rows(*this);
     Acc y = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      Acc given[kVec], other[kVec];
-      this->template read<T>(p.slots.rewards, k, given);
-      if (p.has_both) {
-        this->template read<T>(p.slots.values, k, other);
-#pragma unroll
-        for (int j = 0; j < kVec; ++j) given[j] += other[j];
-      }
+      Acc first[kVec], given[kVec];
+      read_given(k, first, given);
 #pragma unroll
       for (int j = 0; j < kVec; ++j) {
         const int i = k * kVec + j;
-        if (i > 0 && !(cuts >> i & 1)) given[j] = of_step.step(given[j], y);
-        steps[i] = y = given[j];
+        if (i > 0 && !(cuts >> i & 1)) given[j] = rows.gate.step(given[j], y);
+        steps[kAll ? 0 : i] = y = given[j];
       }
     }
     return y;
   }
+  __device__ __forceinline__ Acc total_of_factors(double& gates) const {
+    RowCursor rows(*this);
+    Weights last = weights_before();
+    Acc y = 0, product = 1;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      Acc first[kVec], given[kVec], of_pg[kVec];
+      read_given(k, first, given);
+      Factors factors;
+      read_all_factors(k, factors, of_pg);
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) {
+        const int i = k * kVec + j;
+        rows.move_to(i);
+        const Acc carried = i == 0 ? last.carried : last.carry(y), next = rows.gate.step(given[j], carried);
+        y = cuts >> i & 1 ? given[j] : next;
+        product *= last.factor;
+        last = weights_of(factors.ratios[j], of_pg[j], factors.gammas[j], factors.traces[j]);
+      }
+    }
+    const double wide = cuts == 0 && !in_range(product) ? careful_product() : static_cast<double>(product);
+    gates = clamped_mul(wide, row_power());
+    return y;
+  }
+  // Over the lane's steps, where they are one row's.
+  __device__ __forceinline__ double row_power() const {
+    if (!p.row_rates) return p.powers[0];
+    const int row = this->clamped_row(behind_row - __popc(ends));
+    return whole_power(carried_by(this->own_rows[row].gate), static_cast<unsigned>(kOwn));
+  }
+  // The product of the factors into the lane's steps, of which one in Acc has left its range.
+  __device__ __forceinline__ double careful_product() const {
+    double product = static_cast<double>(weights_before().factor);
+#pragma unroll 1
+    for (int k = 0; k < kVectors; ++k) {
+      Factors factors;
+      this->read_factors(k, factors);
+#pragma unroll
+      for (int j = 0; j < kVec; ++j)
+        if (k * kVec + j < kOwn - 1) product = clamped_mul(product, static_cast<double>(this->factor(factors, j)));
+    }
+    return product;
+  }
 
   // The warp's segment, in its last lane, and what is known of the carry into each lane.
-  __device__ __forceinline__ Segment<Wide> exchange(Wide total, Wide, FlatCarry<Wide>& carry) const {
-    const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), before = closed & ((1u << lane) - 1);
-    const int reach = closed >> lane & 1 ? 0 : before ? lane - 31 + __clz(static_cast<int>(before)) : lane;
+  __device__ __forceinline__ Segment<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
+    const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed & ((1u << lane) - 1);
+    const int reach = closed >> lane & 1 ? 0 : ahead ? lane - 31 + __clz(static_cast<int>(ahead)) : lane;
     const auto power = [&](int j) {
       if constexpr (kShort) return p.short_powers[j];
       else return p.powers[j];
@@ -114,53 +260,62 @@ struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;
       const Wide other = shuffle_up(total, d);
-      if (reach >= d) total = fold(total, power(j), other);
-      if (lane & d) carry.weight *= power(j);
+      if (reach >= d) total = fold(total, kAll ? gates : static_cast<Wide>(power(j)), other);
+      if constexpr (kAll) {
+        const Wide others = shuffle_up(gates, d);
+        if (reach >= d) gates = clamped_mul(gates, others);
+      } else if (lane & d) {
+        carry.weight *= power(j);
+      }
     }
-    carry.weight = this->bounded_weight(carry.weight, power(0));
+    if constexpr (kAll) carry.weight = shuffle_up(gates, 1);
+    else carry.weight = this->bounded_weight(carry.weight, power(0));
     carry.before = shuffle_up(total, 1);
-    if (lane == 0) carry.before = 0;
-    carry.enters = before == 0;
-    return {total, power(5), closed != 0};
+    if (lane == 0) carry.before = 0, carry.weight = 1;
+    carry.enters = ahead == 0;
+    return {total, kAll ? gates : static_cast<Wide>(power(5)), closed != 0};
   }
 
-  // The gradient of v', by bits of its step.
-  __device__ __forceinline__ Acc of_next(uint32_t dropped, uint32_t is_heavy, int i, Acc base) const {
-    return dropped >> i & 1 ? Acc(0) : (is_heavy >> i & 1 ? p.rates.gamma : p.rates.rest) * base;
-  }
   // The gradients from the carry into the lane, in the place of operands.
   __device__ __forceinline__ void finish(Steps& steps, Acc carry) const {
-    Acc y = carry;
-    // Up to the first cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
-    const uint32_t open = cuts ? (cuts & (0u - cuts)) - 1 : ~0u;
-    Acc powers[kVec];
-    if constexpr (kShort) {
-      powers[0] = p.gate;
-#pragma unroll
-      for (int j = 1; j < kVec; ++j) powers[j] = powers[0] * powers[j - 1];
-    }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const Acc power = kShort ? powers[i % kVec] : p.step_powers[i];
-      if (open >> i & 1) steps[i] = fold(steps[i], power, y);
-      if (kShort && i % kVec == kVec - 1) y *= power;
-    }
-    Acc before = carry;
+    if constexpr (!kAll) add_carry(steps, carry);
+    RowCursor rows(*this);
+    Weights last{};
+    Acc base = carry, y = carry;
+    if constexpr (kAll) last = weights_before(), base = last.base(y);
+    Acc after = of_next(lacks_before(), is_heavy_before(), rows, before.gamma, before.trace, base);
     int row = behind_row - __popc(ends);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      Acc of_values[kVec], of_rewards[kVec], of_nexts[kVec];
-#pragma unroll
-      for (int j = 0; j < kVec; ++j) of_values[j] = 0;
-      if (p.has_own_values && p.of_targets) this->template read<T>(p.slots.rewards, k, of_values);
+      Acc given[kVec], of_values[kVec], of_rewards[kVec], of_nexts[kVec], of_pg[kVec];
+      Factors factors;
+      if constexpr (kAll) {
+        read_given(k, of_values, given);
+        read_all_factors(k, factors, of_pg);
+        if (!p.has_own_values || !p.of_targets) clear(of_values);
+      } else {
+        clear(of_values);
+        if (p.has_own_values && p.of_targets) this->template read<T>(p.slots.rewards, k, of_values);
+      }
 #pragma unroll
       for (int j = 0; j < kVec; ++j) {
         const int i = k * kVec + j;
-        of_rewards[j] = steps[i];
-        if (p.has_own_values) of_values[j] -= steps[i];
-        if (!p.of_next_values) of_values[j] += of_next(drops, heavy, i, before);
-        before = steps[i];
-        of_nexts[j] = of_next(lacks, weights, i, steps[i]);
+        if constexpr (kAll) {
+          rows.move_to(i);
+          const Acc next = rows.gate.step(given[j], last.carry(y));
+          y = cuts >> i & 1 ? given[j] : next;
+          last = weights_of(factors.ratios[j], of_pg[j], factors.gammas[j], factors.traces[j]);
+          base = last.base(y);
+        } else {
+          base = steps[i];
+        }
+        of_rewards[j] = base;
+        if (p.has_own_values) of_values[j] -= base;
+        if (!p.of_next_values) of_values[j] += after;
+        Acc gamma = 1, trace = 1;
+        if constexpr (kAll) gamma = factors.gammas[j], trace = factors.traces[j];
+        of_nexts[j] = of_next(lacks >> i & 1, heavy >> i & 1, rows, gamma, trace, base);
+        after = ends >> i & 1 ? Acc(0) : of_nexts[j];
         if (p.bootstrap_gradient && ends >> i & 1) {
           if (row >= 0 && row < slice.tile.rows) last_values[row] = of_nexts[j];
           ++row;
@@ -171,6 +326,22 @@ struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
       if (p.slots.pg_advantages >= 0) chunk(p.slots.pg_advantages, k) = pack<Acc, T, kVec>(of_nexts);
     }
     if (p.bootstrap_gradient) store_bootstrap_gradients();
+  }
+  // Up to the first cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
+  __device__ __forceinline__ void add_carry(Steps& steps, Acc y) const {
+    const uint32_t open = cuts ? (cuts & (0u - cuts)) - 1 : ~0u;
+    Acc powers[kVec];
+    if constexpr (kShort) {
+      powers[0] = p.gate;
+#pragma unroll
+      for (int j = 1; j < kVec; ++j) powers[j] = powers[0] * powers[j - 1];
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const Acc power = kShort ? powers[i % kVec] : p.step_powers[i];
+      if (open >> i & 1) steps[kAll ? 0 : i] = fold(steps[kAll ? 0 : i], power, y);
+      if (kShort && i % kVec == kVec - 1) y *= power;
+    }
   }
   // Of the rows that end in the slice, from shared memory.
   __device__ __forceinline__ void store_bootstrap_gradients() const {
@@ -184,10 +355,10 @@ struct FlatGradientsLane : FlatLaneCuts<T, FlatForm::kGradients, kVectors> {
   }
 };
 
-template <typename T, int kVectors>
-__global__ void __launch_bounds__(32 * flat_returns_warps(FlatForm::kGradients), kFlatReturnsBlocks)
+template <typename T, FlatForm kForm, int kVectors>
+__global__ void __launch_bounds__(32 * flat_returns_warps(kForm), kFlatReturnsBlocks)
     flat_gradients_kernel(const __grid_constant__ FlatGradientsParams<T> p) {
-  run_flat_rows<FlatGradientsLane<T, kVectors>, flat_returns_warps(FlatForm::kGradients)>(p);
+  run_flat_rows<FlatGradientsLane<T, kForm, kVectors>, flat_returns_warps(kForm)>(p);
 }
 
 }  // namespace dcs

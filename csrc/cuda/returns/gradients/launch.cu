@@ -2,9 +2,7 @@
 
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
-#include "returns/gradients/tile.cuh"
 #include "returns/n_step_blocks_launch.cuh"
-#include "common/call_tag.h"
 
 namespace dcs {
 namespace {
@@ -55,27 +53,6 @@ cudaError_t launch_gradients(const ReturnsGradientsProblem& problem, const Gradi
     return by_form(params.form, [&](auto form) {
       return launch(gradients_kernel<T, decltype(form)::value>, params, ceil_div(problem.count(), kSlots), kSlotThreads,
           device, stream);
-    });
-  });
-}
-
-cudaError_t launch_gradient_tiles(const ReturnsGradientsProblem& problem, const GradientTilesPlan& plan,
-    void* workspace, const Device& device, cudaStream_t stream) {
-  const int64_t bytes = gradient_tiles_workspace(plan);
-  CallTag tag{};
-  if (bytes > 0)
-    tag = plan.are_few ? counted_tag(workspace, bytes, plan.tiles, stream)
-                       : CallTag{call_tag(workspace, bytes, stream), nullptr};
-  return by_dtype(problem.dtype, [&](auto type) {
-    using T = decltype(type);
-    const GradientTileParams<T> params(problem, plan, workspace, tag);
-    const int shared = params.memory.bytes;
-    return by_form(params.call.form, [&](auto form) {
-      const auto kernel = gradients_tile_kernel<T, decltype(form)::value>;
-      const cudaError_t error = allow_shared(kernel, shared, device.shared_per_block);
-      if (error != cudaSuccess) return error;
-      return launch_dependent(kernel, device.cluster > 1 && (plan.are_few || bytes == 0), plan.tiles,
-          kGradientTileThreads, shared, stream, params);
     });
   });
 }

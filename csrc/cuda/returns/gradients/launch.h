@@ -22,10 +22,5 @@ cudaError_t launch_gradients(
 using GradientScanLauncher = cudaError_t(const GradientScanPlan&, const Device&, void* workspace, cudaStream_t);
 GradientScanLauncher launch_gradient_scan_float, launch_gradient_scan_half, launch_gradient_scan_bfloat16,
     launch_gradient_scan_double;
-// All of it where time is contiguous, of any options, a tile a block (tile.cuh). `workspace`: of so many bytes, for
-// what tiles carry.
-inline int64_t gradient_tiles_workspace(const GradientTilesPlan& plan) { return plan.carries() * 32; }
-cudaError_t launch_gradient_tiles(
-    const ReturnsGradientsProblem&, const GradientTilesPlan&, void* workspace, const Device&, cudaStream_t);
 
 }  // namespace dcs

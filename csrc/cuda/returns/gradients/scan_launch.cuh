@@ -12,14 +12,14 @@
 
 namespace dcs {
 
-template <typename T>
+template <typename T, FlatForm kForm>
 cudaError_t launch_gradient_rows(
     const GradientScanPlan& plan, const Device& device, void* workspace, cudaStream_t stream) {
   const auto params = [&](const CallTag& tag) {
     return flat_gradients_params<T>(plan.scan, *plan.rows, workspace, tag);
   };
-  const auto kernel =
-      plan.rows->vectors == 1 ? flat_gradients_kernel<T, 1> : flat_gradients_kernel<T, flat_vectors(sizeof(T))>;
+  const auto kernel = plan.rows->vectors == 1 ? flat_gradients_kernel<T, kForm, 1>
+                                              : flat_gradients_kernel<T, kForm, flat_vectors(sizeof(T))>;
   return launch_flat_rows(kernel, params, *plan.rows, device, workspace, stream);
 }
 
@@ -39,7 +39,11 @@ cudaError_t launch_serial_gradients(
 template <typename T>
 cudaError_t launch_gradient_scan(
     const GradientScanPlan& plan, const Device& device, void* workspace, cudaStream_t stream) {
-  if (plan.rows) return launch_gradient_rows<T>(plan, device, workspace, stream);
+  if (plan.rows) {
+    return flat_form(plan.scan) == FlatForm::kGradients
+        ? launch_gradient_rows<T, FlatForm::kGradients>(plan, device, workspace, stream)
+        : launch_gradient_rows<T, FlatForm::kAnyGradients>(plan, device, workspace, stream);
+  }
   const ReturnsProblem& scan = plan.scan;
   const bool are_few = !plan.tiles && takes_few_returns(scan, device.multiprocessors);
   const bool is_plain = (are_few ? few_form(scan) : column_form(scan)) == ColumnForm::kGradients;

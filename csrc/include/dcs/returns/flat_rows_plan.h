@@ -13,19 +13,18 @@
 namespace dcs {
 
 // What a kernel is made for: values of their own steps, or of next steps alone, and discounts that are numbers; with
-// ratios, too; the same with discounts of rows, either values; or anything. Gradients by discounts that are numbers.
-enum class FlatForm { kOwn, kLambda, kRatios, kAll, kRows, kRowRatios, kGradients };
+// ratios, too; the same with discounts of rows, either values; or anything. Gradients by discounts that are numbers; or
+// by anything.
+enum class FlatForm { kOwn, kLambda, kRatios, kAll, kRows, kRowRatios, kGradients, kAnyGradients };
 
 // Powers of larger numbers over many lanes would lose what sums that cancel are worth.
 inline bool powers_are_small(const ReturnsProblem& p) { return std::fabs(p.gamma.value * p.trace.value) <= 1.0; }
 
-// Of gradients.
-inline bool takes_flat_gradients(const ReturnsProblem& p) {
-  return column_form(p) == ColumnForm::kGradients && !has_row_rates(p) && powers_are_small(p);
-}
-
 inline FlatForm flat_form(const ReturnsProblem& p) {
-  if (p.is_gradient) return FlatForm::kGradients;
+  if (p.is_gradient) {
+    const bool is_plain = column_form(p) == ColumnForm::kGradients && !has_row_rates(p) && powers_are_small(p);
+    return is_plain ? FlatForm::kGradients : FlatForm::kAnyGradients;
+  }
   if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return FlatForm::kAll;
   if (!has_row_rates(p) && !powers_are_small(p)) return FlatForm::kAll;
   const bool has_own = p.values.data && !p.values_are_next;
@@ -41,7 +40,8 @@ constexpr int flat_vectors(int64_t element_bytes) { return element_bytes == 2 ? 
 // Warps of a block, where there are rows enough; at most: a multiprocessor has registers for so many such blocks.
 constexpr int kFlatReturnsTileWarps = 4, kFlatReturnsBlocks = 2;
 constexpr int flat_returns_warps(FlatForm form) {
-  const bool has_factors = form == FlatForm::kRatios || form == FlatForm::kAll || form == FlatForm::kRowRatios;
+  const bool has_factors = form == FlatForm::kRatios || form == FlatForm::kAll || form == FlatForm::kRowRatios ||
+      form == FlatForm::kAnyGradients;
   return has_factors ? 10 : 12;
 }
 // Every multiple of so many elements is an aligned address in every operand.
@@ -80,7 +80,7 @@ struct FlatReturnsSizes {
   template <typename Visit>
   void each_operand(const ReturnsProblem& p, const Visit& visit) const {
     const bool shifted = !p.next_values.data && !p.is_gradient;
-    visit(p.rewards, bytes, false);
+    if (p.rewards.data) visit(p.rewards, bytes, false);
     if (p.values.data) visit(p.values, bytes, shifted);
     if (p.next_values.data) visit(p.next_values, bytes, false);
     if (p.rhos.data) visit(p.rhos, bytes, false);
@@ -89,11 +89,14 @@ struct FlatReturnsSizes {
     if (p.gamma.kind == GammaKind::kStep) visit(p.gamma.tensor, bytes_of(p.gamma.dtype), false);
     if (p.trace.kind == GammaKind::kStep) visit(p.trace.tensor, bytes_of(p.trace.dtype), false);
   }
-  // Results take the place of operands, where there are as many: policy-gradient advantages that of ratios.
+  // Results take the place of operands, where there are as many: policy-gradient advantages that of ratios; gradients
+  // that of any that are no flags.
   static int64_t result_slots(const ReturnsProblem& p) {
     if (!p.is_gradient) return p.pg_advantages.data && !p.rhos.data ? 1 : 0;
     const int results = (p.advantages.data ? 1 : 0) + (p.targets.data ? 1 : 0) + (p.pg_advantages.data ? 1 : 0);
-    return std::max(0, results - (p.values.data ? 2 : 1));
+    int operands = 0;
+    for (const ReturnsInput* input : {&p.rewards, &p.values, &p.next_values, &p.rhos}) operands += input->data ? 1 : 0;
+    return std::max(0, results - operands);
   }
   int64_t warp_bytes(const ReturnsProblem& p) const {
     int64_t sum = result_slots(p) * slice() * bytes;

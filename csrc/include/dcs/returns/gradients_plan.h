@@ -1,6 +1,6 @@
 // What the kernels of `_returns_gradients` are asked to do, and by which of them: one of a temporal difference scan, in
-// which gradients are such a scan that begins with a row's first step; one whose blocks take tiles of rows; or a scan
-// over a window, or of csrc/cuda/scan, and a kernel behind it. Host code without CUDA or torch types.
+// which gradients are such a scan that begins with a row's first step; or a scan over a window, or of csrc/cuda/scan,
+// and a kernel behind it. Host code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
@@ -223,7 +223,6 @@ inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradients
   if (p.steps) return std::nullopt;
   if (GradientsShape(p).time_is_fast) {
     const ReturnsProblem scan = with_rows_together(as_scan(p));
-    if (!takes_flat_gradients(scan)) return std::nullopt;
     const auto rows = plan_flat_returns(scan, multiprocessors, shared_bytes - static_bytes, cluster);
     return rows ? std::optional(GradientScanPlan{scan, rows, std::nullopt}) : std::nullopt;
   }
@@ -253,54 +252,6 @@ inline ReturnsProblem windowed(const ReturnsGradientsProblem& p, void* scanned) 
   strides.time = -strides.time;
   window.targets = {scanned ? static_cast<char*>(scanned) + last : const_cast<void*>(window.rewards.data), strides};
   return window;
-}
-
-// Tiles of the flat sequence of steps, where time is contiguous (cuda/returns/gradients/tile.cuh). A thread of
-// kGradientTileThreads scans kGradientRun steps. A tile holds whole rows, or it begins with steps of the tile before,
-// for the gates and results before its own.
-constexpr int kGradientTileThreads = 256, kGradientRun = 8, kGradientTileSlots = kGradientTileThreads * kGradientRun;
-// So many steps of the tile before: then tiles begin at whole sectors of memory.
-constexpr int kGradientTileBefore = 32;
-// Blocks of a multiprocessor at once: so few tiles are made half as long, for more of them.
-constexpr int64_t kGradientTileBlocks = 4;
-constexpr int kGradientFanBits = 5;
-
-struct GradientTilesPlan {
-  int parts;                        // runs of a tile
-  int before;                       // steps of the tile before; 0: tiles are whole rows
-  int64_t steps, tiles;             // of a tile's own; of all
-  bool are_few = false;             // more take longer to count than their words to clear
-  int fan_bits = kGradientFanBits;  // of the tiles of a group, and of the groups of a group
-
-  int slots() const { return before + kGradientRun * parts; }
-  // Totals of tiles, of groups, and carries behind groups of groups.
-  int64_t groups() const { return ceil_div(tiles, int64_t{1} << fan_bits); }
-  int64_t carries() const { return before ? tiles + groups() + ceil_div(groups(), int64_t{1} << fan_bits) : 0; }
-};
-
-// Tiles of at most so many slots.
-inline GradientTilesPlan gradient_tiles_of(const ReturnsGradientsProblem& p, int slots) {
-  GradientTilesPlan plan{};
-  const auto parts_of = [&](int before) { return std::min(kGradientTileThreads, (slots - before) / kGradientRun); };
-  const int64_t all = p.count(), most = kGradientRun * parts_of(0), whole = most / p.length * p.length;
-  if (8 * whole >= 7 * most || all <= most) {
-    plan.parts = parts_of(0);
-    plan.steps = std::min(whole, all);
-  } else {
-    plan.before = kGradientTileBefore;
-    plan.parts = parts_of(plan.before);
-    plan.steps = kGradientRun * plan.parts;
-  }
-  plan.tiles = ceil_div(all, plan.steps);
-  return plan;
-}
-
-inline std::optional<GradientTilesPlan> plan_gradient_tiles(const ReturnsGradientsProblem& p, int64_t multiprocessors) {
-  if (p.steps || !GradientsShape(p).time_is_fast) return std::nullopt;
-  const bool is_short = p.count() <= kGradientTileBlocks * multiprocessors * (kGradientTileSlots / 2);
-  GradientTilesPlan plan = gradient_tiles_of(p, is_short ? kGradientTileSlots / 2 : kGradientTileSlots);
-  plan.are_few = plan.tiles <= kDependentBlocks * multiprocessors;
-  return plan;
 }
 
 }  // namespace dcs
