@@ -75,7 +75,7 @@ inline Case draw(std::mt19937& random) {
   c.seed = random();
   c.aligned = one_in(2);
   if (one_in(3)) c.inner = 8 * up_to(12), c.padded = c.padded_flags = c.padded_results = false;
-  if (one_in(12)) c.length = 1;
+  if (one_in(6)) c.length = up_to(2);
   if (one_in(12)) c.inner = 1;
   c.same_grads = one_in(4) ? static_cast<Same>(random() % 4) : Same::kNothing;
   c.same_rates = one_in(2) ? static_cast<Same>(random() % 4) : Same::kNothing;

@@ -110,7 +110,8 @@ class Trial {
       if constexpr (sizeof(T) < 8) {
         const int wide = few_returns_word(scan);
         if (wide > 2) return run_few<few_returns_wide(sizeof(T), kForm), kForm>(scan);
-        return wide == 2 ? run_few<2, kForm>(scan) : run_few<1, kForm>(scan);
+        if (wide == 2) return run_few<2, kForm>(scan);
+        return c.length <= 2 && random() % 4 ? run_few<1, kForm, true>(scan) : run_few<1, kForm>(scan);
       }
     }
     if constexpr (sizeof(T) == 2 && kForm == ColumnForm::kGradients) {
@@ -124,11 +125,11 @@ class Trial {
     return emulation::launch(ceil_div(params.cells, kSerialReturnsThreads), kSerialReturnsThreads, 0, false, c.seed,
         [&] { returns_serial_columns_kernel<T, kUnit, kForm>(params); });
   }
-  template <int kWide, ColumnForm kForm>
+  template <int kWide, ColumnForm kForm, bool kTwo = false>
   bool run_few(const ReturnsProblem& scan) const {
-    const auto params = few_returns_params<T>(scan, kWide);
+    const auto params = few_returns_params<T>(scan, kWide, kTwo);
     return emulation::launch(ceil_div(params.call.cells, kFewReturnsBlock), kFewReturnsBlock, 0, false, c.seed,
-        [&] { few_returns_kernel<T, kWide, kForm>(params); });
+        [&] { few_returns_kernel<T, kWide, kForm, kTwo>(params); });
   }
   template <ColumnForm kForm>
   bool run_tile_columns(const ReturnsProblem& scan) {

@@ -13,14 +13,14 @@ namespace dcs {
 
 constexpr int kFewReturnsBlock = 256;
 
-// kWide neighboring columns of a word.
-template <typename T, int kWide, ColumnForm kForm>
+// kWide neighboring columns of a word. kTwo: there are two steps at most.
+template <typename T, int kWide, ColumnForm kForm, bool kTwo>
 struct FewReturns {
   using Acc = typename Types<T>::Acc;
   using Column = ColumnOf<T, kForm>;
   static constexpr bool kAll = has_all(kForm), kRatios = has_factors(kForm);
-  static constexpr int kWords = few_returns_words(sizeof(T), kWide, kForm), kUnit = kWords * kWide,
-                       kSteps = few_returns_steps(kForm);
+  static constexpr int kWords = few_returns_words(sizeof(T), kWide, kForm, kTwo), kUnit = kWords * kWide,
+                       kSteps = few_returns_steps(kForm, kTwo);
   // Half-precision elements are unpacked, and packed, in pairs.
   static constexpr int kSome = sizeof(T) == 2 && kWide > 1 ? 2 : 1, kParts = kWide / kSome;
   using Part = Vector<T, kSome>;
@@ -285,7 +285,7 @@ struct FewReturns {
   }
 };
 
-template <typename T, int kWide, ColumnForm kForm>
+template <typename T, int kWide, ColumnForm kForm, bool kTwo>
 __global__ void __launch_bounds__(kFewReturnsBlock, 2)
     few_returns_kernel(const __grid_constant__ FewReturnsParams<typename Types<T>::Acc> params) {
   overlap_launches();
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kFewReturnsBlock, 2)
   const uint32_t thread = blockIdx.x * kFewReturnsBlock + threadIdx.x;
   if (thread >= call.cells) return;
   const uint32_t outer = call.cells == call.in_line.divisor ? 0 : call.in_line.of(thread);
-  FewReturns<T, kWide, kForm>(params, outer, thread - outer * call.in_line.divisor).run();
+  FewReturns<T, kWide, kForm, kTwo>(params, outer, thread - outer * call.in_line.divisor).run();
 }
 
 }  // namespace dcs

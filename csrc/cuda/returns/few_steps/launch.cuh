@@ -6,10 +6,10 @@
 
 namespace dcs {
 
-template <typename T, int kWide, ColumnForm kForm>
+template <typename T, int kWide, ColumnForm kForm, bool kTwo = false>
 cudaError_t launch_few_returns_as(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
-  const auto params = few_returns_params<T>(problem, kWide);
-  return launch_dependent(few_returns_kernel<T, kWide, kForm>, device.cluster > 1,
+  const auto params = few_returns_params<T>(problem, kWide, kTwo);
+  return launch_dependent(few_returns_kernel<T, kWide, kForm, kTwo>, device.cluster > 1,
       ceil_div(params.call.cells, kFewReturnsBlock), kFewReturnsBlock, 0, stream, params);
 }
 
@@ -22,6 +22,8 @@ cudaError_t launch_few_returns_in(const ReturnsProblem& problem, int wide, const
   if constexpr (sizeof(T) == 2) {
     if (wide == 2) return launch_few_returns_as<T, 2, kForm>(problem, device, stream);
   }
+  if (are_two_few_steps(problem, wide, device.multiprocessors))
+    return launch_few_returns_as<T, 1, kForm, true>(problem, device, stream);
   return launch_few_returns_as<T, 1, kForm>(problem, device, stream);
 }
 

@@ -22,13 +22,13 @@ struct FewReturnsParams {
   ReturnsColumnParams<Acc> call;
   FewReturnsRate<Acc> gamma, trace;
   bool bootstrap_makes_words;
-  uint32_t begins[3];  // a thread's words, from its first one on
+  uint32_t begins[kMostFewReturnsWords];  // a thread's words, from its first one on
 };
 
 template <typename T>
-FewReturnsParams<typename Types<T>::Acc> few_returns_params(const ReturnsProblem& p, int wide) {
+FewReturnsParams<typename Types<T>::Acc> few_returns_params(const ReturnsProblem& p, int wide, bool are_two = false) {
   using Acc = typename Types<T>::Acc;
-  const int words = few_returns_words(sizeof(T), wide, few_form(p));
+  const int words = few_returns_words(sizeof(T), wide, few_form(p), are_two);
   FewReturnsParams<Acc> params{returns_column_params<T>(p, wide)};
   // The last words of some threads are the first ones of others, too, so that all threads have as many.
   const auto of_line = static_cast<uint32_t>(p.inner / wide),

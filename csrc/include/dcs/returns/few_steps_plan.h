@@ -16,14 +16,15 @@ inline ColumnForm few_form(const ReturnsProblem& p) {
 constexpr int few_returns_wide(int64_t bytes, ColumnForm form) {
   return static_cast<int>((has_factors(form) ? 8 : 16) / bytes);
 }
-// A thread's words: several of narrow ones.
-constexpr int few_returns_words(int64_t bytes, int wide, ColumnForm form) {
+// A thread's words: several of narrow ones, twice as many of single elements where there are two steps at most.
+constexpr int few_returns_words(int64_t bytes, int wide, ColumnForm form, bool are_two = false) {
   const bool is_plain = !has_factors(form);
-  if (wide == 1) return is_plain ? 3 : 2;
+  if (wide == 1) return (is_plain ? 3 : 2) * (are_two ? 2 : 1);
   return is_plain && bytes * wide == 4 ? 2 : 1;
 }
+constexpr int kMostFewReturnsWords = 6;
 // Their steps that it asks for at once.
-constexpr int few_returns_steps(ColumnForm form) { return has_all(form) ? 3 : 4; }
+constexpr int few_returns_steps(ColumnForm form, bool are_two) { return are_two ? 2 : has_all(form) ? 3 : 4; }
 
 // Longer columns are taken step by step (serial_columns): with 9 to 16 they take as long, or 0.9 of it where columns
 // are odd, and doubles at any number of steps (128 problems on an H200). Fewer threads a multiprocessor leave too much
@@ -36,6 +37,13 @@ inline int few_returns_word(const ReturnsProblem& p) {
   const int widest = few_returns_wide(bytes, few_form(p));
   if (columns_make_words(p, widest)) return widest;
   return bytes == 2 && columns_pair(p) ? 2 : 1;
+}
+
+// Two steps at most, of so many odd columns that all of a multiprocessor's threads have twice as many.
+inline bool are_two_few_steps(const ReturnsProblem& p, int wide, int64_t multiprocessors) {
+  return wide == 1 && p.length <= 2 &&
+      p.rows() >=
+      2 * kFewReturnsThreads * few_returns_words(bytes_of(p.dtype), wide, few_form(p), true) * multiprocessors;
 }
 
 // Of those of which takes_serial_columns(p). Rates of rows in double are more than arithmetic in float has room
