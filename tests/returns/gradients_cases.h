@@ -19,6 +19,7 @@ enum class Way {
   kSerialPairs,
   kFewSteps,
   kTileColumns,
+  kFlatColumns,
   kFlatRows,
   kLinkedRows
 };
@@ -87,6 +88,13 @@ inline Case draw(std::mt19937& random) {
   c.row_double = one_in(2);
   c.often = one_in(3) ? 0.2 : 0.01;
   if (may_have_all && one_in(4)) c.advantages = c.targets = false, c.pg = true;
+  if (!c.n && one_in(4)) {
+    // Few columns one behind the other.
+    c.contiguous = c.padded = c.padded_flags = c.padded_results = false;
+    c.inner = one_in(2) ? up_to(7) : up_to(63);
+    c.length = 9 + up_to(1500) / (one_in(2) ? 20 : 1);
+    c.same_grads = c.same_rates = Same::kNothing;
+  }
   constexpr double kOdd[] = {0.0, 1.02, -0.9, 0.3, 1e-30, 1.0};
   if (one_in(4)) c.gamma_value = kOdd[random() % 6];
   if (one_in(6)) c.trace_value = kOdd[random() % 6];

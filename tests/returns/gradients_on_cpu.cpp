@@ -9,6 +9,7 @@
 #include "returns/gradients/stages.cuh"
 #include "returns/gradients/flat_rows.cuh"
 #include "returns/gradients/tile_columns.cuh"
+#include "returns/gradients/flat_columns.cuh"
 #include "returns/few_steps/kernel.cuh"
 #include "returns/n_step_blocks.cuh"
 #include "returns/serial_columns/kernel.cuh"
@@ -73,7 +74,7 @@ class Trial {
 
   bool run() {
     for (const Way way : {Way::kThreeLaunches, Way::kWindowBlocks, Way::kSerialColumns, Way::kSerialPairs,
-             Way::kFewSteps, Way::kTileColumns, Way::kFlatRows, Way::kLinkedRows}) {
+             Way::kFewSteps, Way::kTileColumns, Way::kFlatColumns, Way::kFlatRows, Way::kLinkedRows}) {
       if (!takes(way)) continue;
       current = way;
       for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
@@ -100,12 +101,17 @@ class Trial {
     const bool is_plain = column_form(scan) == ColumnForm::kGradients;
     if (way == Way::kSerialPairs) return sizeof(T) == 2 && is_plain && columns_pair(scan);
     if (way == Way::kTileColumns && !plan_tiles(scan, 8, true, 227 << 10, false)) return false;
+    if (way == Way::kFlatColumns) return plan_flat_columns(1, false).has_value();
     return way != Way::kFewSteps || (sizeof(T) < 8 && !(c.row_double && has_row_rates(scan)));
+  }
+  std::optional<ResidentColumnsPlan> plan_flat_columns(int64_t multiprocessors, bool has_clusters) const {
+    const auto plan = plan_tiles(as_scan(gradients), multiprocessors, has_clusters, 227 << 10, true);
+    return plan && plan->flat ? plan : std::nullopt;
   }
   // As a scan of columns, of either form.
   template <ColumnForm kForm>
   bool run_columns(Way way, const ReturnsProblem& scan) {
-    if (way == Way::kTileColumns) return run_tile_columns<kForm>(scan);
+    if (way == Way::kTileColumns || way == Way::kFlatColumns) return run_tile_columns<kForm>(way, scan);
     if (way == Way::kFewSteps) {
       if constexpr (sizeof(T) < 8) {
         const int wide = few_returns_word(scan);
@@ -132,15 +138,22 @@ class Trial {
         [&] { few_returns_kernel<T, kWide, kForm, kTwo>(params); });
   }
   template <ColumnForm kForm>
-  bool run_tile_columns(const ReturnsProblem& scan) {
-    const auto plan = plan_tiles(scan, static_cast<int64_t>(1 + random() % 40), random() % 2, 227 << 10, false);
+  bool run_tile_columns(Way way, const ReturnsProblem& mirror) {
+    const auto multiprocessors = static_cast<int64_t>(1 + random() % 40);
+    const bool is_flat = way == Way::kFlatColumns, has_clusters = random() % 2;
+    const ReturnsProblem scan = is_flat ? as_scan(gradients) : mirror;
+    const auto plan = is_flat ? plan_flat_columns(multiprocessors, has_clusters)
+                              : plan_tiles(scan, multiprocessors, has_clusters, 227 << 10, false);
     if (!plan) return false;
     std::vector<Word> words(static_cast<size_t>(plan->workspace_bytes / 16) + 1, Word{7, 7});
     uint32_t launches = 0;
     const auto params =
         tile_columns_params<T>(scan, *plan, words.data(), {2 * uint64_t{random()}, random() % 3 ? nullptr : &launches});
-    return emulation::launch(plan->strips * plan->tiles, kColumnThreads, plan->shared_bytes, plan->tiles > 1, c.seed,
-        [&] { gradients_tile_columns_kernel<T, kForm>(params); });
+    return emulation::launch(
+        plan->strips * plan->tiles, kColumnThreads, plan->shared_bytes, plan->tiles > 1, c.seed, [&] {
+          if (is_flat) flat_gradient_columns_kernel<T, kForm>(params);
+          else gradients_tile_columns_kernel<T, kForm>(params);
+        });
   }
   // Rows as they are planned, in clusters or not, or in small tiles that no cluster holds.
   bool run_flat(bool are_linked) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "returns/flat_rows/kernel.cuh"
+#include "returns/gradients/weights.cuh"
 
 namespace dcs {
 
@@ -138,16 +139,10 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     }
   };
 
-  // What a step makes of its s: b, and what it carries on.
-  struct Weights {
-    Acc ratio, policy, factor, carried;
-    __device__ __forceinline__ Acc base(Acc s) const { return ratio * s + policy; }
-    // Before the row's gate.
-    __device__ __forceinline__ Acc carry(Acc s) const { return factor * s + carried; }
-  };
+  using Weights = GradientWeights<Acc>;
   __device__ __forceinline__ Weights weights_of(Acc rho, Acc of_pg, Acc gamma, Acc trace) const {
-    const Acc of_step = gamma * trace, policy = p.slots.next_values >= 0 ? clipped(rho, p.clip_pg) * of_pg : Acc(0);
-    return {clipped(rho, p.clip_rho), policy, of_step * clipped(rho, p.clip_c), of_step * policy};
+    const Acc policy = p.slots.next_values >= 0 ? clipped(rho, p.clip_pg) * of_pg : Acc(0);
+    return gradient_weights(clipped(rho, p.clip_rho), clipped(rho, p.clip_c), policy, gamma * trace);
   }
   __device__ __forceinline__ Weights weights_before() const {
     return weights_of(before.ratio, before.of_pg, before.gamma, before.trace);

@@ -4,6 +4,7 @@
 
 #include "returns/few_steps/launch.cuh"
 #include "returns/flat_rows/launch.cuh"
+#include "returns/gradients/flat_columns.cuh"
 #include "returns/gradients/flat_rows.cuh"
 #include "returns/gradients/launch.h"
 #include "returns/gradients/tile_columns.cuh"
@@ -36,6 +37,11 @@ cudaError_t launch_serial_gradients(
   return launch_serial_returns_as<T, 1, kForm>(scan, device, stream);
 }
 
+template <typename T, ColumnForm kForm>
+auto gradient_tiles_of(bool flat) {
+  return flat ? flat_gradient_columns_kernel<T, kForm> : gradients_tile_columns_kernel<T, kForm>;
+}
+
 template <typename T>
 cudaError_t launch_gradient_scan(
     const GradientScanPlan& plan, const Device& device, void* workspace, cudaStream_t stream) {
@@ -48,8 +54,8 @@ cudaError_t launch_gradient_scan(
   const bool are_few = !plan.tiles && takes_few_returns(scan, device.multiprocessors);
   const bool is_plain = (are_few ? few_form(scan) : column_form(scan)) == ColumnForm::kGradients;
   if (plan.tiles) {
-    const auto kernel = is_plain ? gradients_tile_columns_kernel<T, ColumnForm::kGradients>
-                                 : gradients_tile_columns_kernel<T, ColumnForm::kAnyGradients>;
+    const auto kernel = is_plain ? gradient_tiles_of<T, ColumnForm::kGradients>(plan.tiles->flat)
+                                 : gradient_tiles_of<T, ColumnForm::kAnyGradients>(plan.tiles->flat);
     return launch_tile_columns<T>(kernel, scan, *plan.tiles, workspace, stream);
   }
   return is_plain ? launch_serial_gradients<T, ColumnForm::kGradients>(scan, are_few, device, stream)

@@ -208,8 +208,8 @@ inline bool takes_serial_gradients(const ReturnsProblem& mirror, int64_t multipr
           mirror.rows() >= kSerialGradientsColumns * multiprocessors);
 }
 
-// Gradients in one kernel that is a temporal difference scan's, too: flat rows; or, of a mirrored scan, threads that
-// take columns, or tiles of these.
+// Gradients in one kernel that is a temporal difference scan's, too: flat rows; flat tiles of columns; or, of a
+// mirrored scan, threads that take columns, or tiles of these.
 struct GradientScanPlan {
   ReturnsProblem scan;
   std::optional<FlatReturnsPlan> rows;
@@ -228,6 +228,11 @@ inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradients
   }
   const ReturnsProblem mirror = mirrored(as_scan(p));
   if (takes_serial_gradients(mirror, multiprocessors)) return GradientScanPlan{mirror, std::nullopt, std::nullopt};
+  const ReturnsProblem scan = as_scan(p);
+  if (flat_tiles_are_faster(scan, multiprocessors)) {
+    const auto flat = plan_tiles(scan, multiprocessors, cluster > 1, shared_bytes, true);
+    if (flat && flat->flat) return GradientScanPlan{scan, std::nullopt, flat};
+  }
   const auto tiles = plan_tiles(mirror, multiprocessors, cluster > 1, shared_bytes, false);
   return tiles ? std::optional(GradientScanPlan{mirror, std::nullopt, tiles}) : std::nullopt;
 }

@@ -52,9 +52,9 @@ inline TileTensors tile_tensors(const ReturnsProblem& p, int64_t steps) {
     add_slot(tensors.of[which]);
   };
   // Values of next states alone are read as the only ones.
-  const bool has_own = p.values.data && !p.values_are_next, is_one = !has_own && p.next_values.data;
+  const bool has_own = p.values.data && !p.values_are_next, is_one = !p.is_gradient && !has_own && p.next_values.data;
   add(kRewardsTensor, p.rewards, bytes);
-  add(kValuesTensor, is_one ? p.next_values : p.values, bytes, p.next_values.data ? 0 : 1);
+  add(kValuesTensor, is_one ? p.next_values : p.values, bytes, p.next_values.data || p.is_gradient ? 0 : 1);
   if (!is_one) add(kNextTensor, p.next_values, bytes);
   add(kRhosTensor, p.rhos, bytes);
   add(kTerminatedTensor, p.terminated, p.terminated_is_bool ? 1 : bytes);
