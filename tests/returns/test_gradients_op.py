@@ -122,13 +122,31 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+# Of so many elements that a GPU's kernels for them take these.
+LARGE_SHAPES = {
+    "few columns": ((150_001, 2), 0), "rows of few columns": ((2, 90_000, 5), 1), "two steps": ((2, 811_001), 0),
+}  # fmt: skip
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_float64(device: str, shape: str, dtype: torch.dtype) -> None:
+    check_against_float64(device, SHAPES[shape], dtype)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", LARGE_SHAPES)
+def test_large_shapes_against_float64(shape: str, dtype: torch.dtype) -> None:
+    check_against_float64("cuda", LARGE_SHAPES[shape], dtype)
+
+
+def check_against_float64(device: str, shape: tuple[tuple[int, ...], int], dtype: torch.dtype) -> None:
     # Rounded when it is stored, and at each of the 100 steps that a factor of 0.99 reaches; an n-step sum is shorter.
     stored, arithmetic = (torch.finfo(d).eps / 2 for d in (dtype, torch.promote_types(dtype, torch.float32)))
     for form in FORMS:
-        narrow = make(form, *SHAPES[shape], dtype)
+        narrow = make(form, *shape, dtype)
         exact = OP(*changed(narrow, lambda t: t.double() if t.is_floating_point() else t))
         found = OP(*changed(narrow, lambda t: t.to(device)))
         for name, gradient, wanted in zip(NEEDS, found, exact, strict=True):

@@ -189,11 +189,14 @@ constexpr int resident_steps(int64_t cell_bytes, bool step, bool backward) {
   return 4 * kResidentWords / (static_cast<int>(cell_bytes) * (tensors == 3 ? 4 : tensors));
 }
 constexpr int resident_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
-// Of shared memory, for the exchange of totals between so many neighboring columns a cell, at most.
+// Of shared memory, for the exchange of totals between so many neighboring columns a cell, at most. What is behind it
+// may begin at a multiple of 128 bytes, as kernels compiled beside it ask.
 constexpr int resident_exchange_bytes(int64_t wide_bytes, int unit, bool step, int cells = kSpan) {
   const int wide = static_cast<int>(wide_bytes);
-  return unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + cells * wide * (7 + (step ? 0 : kResidentPowers))) +
+  const int bytes =
+      unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + cells * wide * (7 + (step ? 0 : kResidentPowers))) +
       (step ? 0 : kColumnThreads * wide) + 64;
+  return (bytes + 127) / 128 * 128;
 }
 
 // Few columns with gaps between their steps that are copied first (gaps.h): bytes of a step, at most; elements, at
