@@ -38,10 +38,11 @@ class Trial : public trials::RolloutTrial<T> {
     if constexpr (kWidest > 1) {
       if (wide == kWidest) return run<kWidest, kForm>();
     }
+    const bool are_two = c.length <= 2 && c.seed % 4;
     if constexpr (sizeof(T) == 2) {
-      if (wide == 2) return run<2, kForm>();
+      if (wide == 2) return are_two ? run<2, kForm, true>() : run<2, kForm>();
     }
-    return c.length <= 2 && c.seed % 4 ? run<1, kForm, true>() : run<1, kForm>();
+    return are_two ? run<1, kForm, true>() : run<1, kForm>();
   }
   template <int kWide, ColumnForm kForm, bool kTwo = false>
   bool run() {

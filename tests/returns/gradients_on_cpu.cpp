@@ -116,8 +116,11 @@ class Trial {
       if constexpr (sizeof(T) < 8) {
         const int wide = few_returns_word(scan);
         if (wide > 2) return run_few<few_returns_wide(sizeof(T), kForm), kForm>(scan);
-        if (wide == 2) return run_few<2, kForm>(scan);
-        return c.length <= 2 && random() % 4 ? run_few<1, kForm, true>(scan) : run_few<1, kForm>(scan);
+        const bool are_two = c.length <= 2 && random() % 4;
+        if constexpr (sizeof(T) == 2) {
+          if (wide == 2) return are_two ? run_few<2, kForm, true>(scan) : run_few<2, kForm>(scan);
+        }
+        return are_two ? run_few<1, kForm, true>(scan) : run_few<1, kForm>(scan);
       }
     }
     if constexpr (sizeof(T) == 2 && kForm == ColumnForm::kGradients) {

@@ -19,12 +19,15 @@ cudaError_t launch_few_returns_in(const ReturnsProblem& problem, int wide, const
   if constexpr (kWidest > 1) {
     if (wide == kWidest) return launch_few_returns_as<T, kWidest, kForm>(problem, device, stream);
   }
+  const bool are_two = are_two_few_steps(problem, wide, device.multiprocessors);
   if constexpr (sizeof(T) == 2) {
-    if (wide == 2) return launch_few_returns_as<T, 2, kForm>(problem, device, stream);
+    if (wide == 2) {
+      return are_two ? launch_few_returns_as<T, 2, kForm, true>(problem, device, stream)
+                     : launch_few_returns_as<T, 2, kForm>(problem, device, stream);
+    }
   }
-  if (are_two_few_steps(problem, wide, device.multiprocessors))
-    return launch_few_returns_as<T, 1, kForm, true>(problem, device, stream);
-  return launch_few_returns_as<T, 1, kForm>(problem, device, stream);
+  return are_two ? launch_few_returns_as<T, 1, kForm, true>(problem, device, stream)
+                 : launch_few_returns_as<T, 1, kForm>(problem, device, stream);
 }
 
 template <typename T>

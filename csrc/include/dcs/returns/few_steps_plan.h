@@ -16,11 +16,12 @@ inline ColumnForm few_form(const ReturnsProblem& p) {
 constexpr int few_returns_wide(int64_t bytes, ColumnForm form) {
   return static_cast<int>((has_factors(form) ? 8 : 16) / bytes);
 }
-// A thread's words: several of narrow ones, twice as many of single elements where there are two steps at most.
+// A thread's words: several of narrow ones, and twice as many where there are two steps at most.
+constexpr bool are_narrow_words(int64_t bytes, int wide) { return wide == 1 || bytes * wide <= 4; }
 constexpr int few_returns_words(int64_t bytes, int wide, ColumnForm form, bool are_two = false) {
   const bool is_plain = !has_factors(form);
-  if (wide == 1) return (is_plain ? 3 : 2) * (are_two ? 2 : 1);
-  return is_plain && bytes * wide == 4 ? 2 : 1;
+  const int words = wide == 1 ? (is_plain ? 3 : 2) : is_plain && bytes * wide == 4 ? 2 : 1;
+  return are_two ? 2 * words : words;
 }
 constexpr int kMostFewReturnsWords = 6;
 // Their steps that it asks for at once.
@@ -39,9 +40,10 @@ inline int few_returns_word(const ReturnsProblem& p) {
   return bytes == 2 && columns_pair(p) ? 2 : 1;
 }
 
-// Two steps at most, of so many odd columns that all of a multiprocessor's threads have twice as many.
+// Two steps at most, of so many narrow words that all of a multiprocessor's threads have twice as many. On an H200 643
+// random problems of more than 2e6 elements take 0.73 of the time of half precision, 0.79 of float.
 inline bool are_two_few_steps(const ReturnsProblem& p, int wide, int64_t multiprocessors) {
-  return wide == 1 && p.length <= 2 &&
+  return are_narrow_words(bytes_of(p.dtype), wide) && p.length <= 2 &&
       p.rows() >=
       2 * kFewReturnsThreads * few_returns_words(bytes_of(p.dtype), wide, few_form(p), true) * multiprocessors;
 }
