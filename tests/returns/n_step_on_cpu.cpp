@@ -25,6 +25,12 @@ class Trial : public trials::RolloutTrial<T> {
     if constexpr (sizeof(T) <= 4) {
       if (few && !run_few<kMostSteps>()) return complain_of("few steps");
     }
+    if (few && !c.contiguous && c.inner > 1) {
+      if constexpr (sizeof(T) == 2) {
+        if (c.inner % kNStepColumns == 0 && !run_any_few<kNStepColumns>()) return complain_of("few steps of words");
+      }
+      if (!run_any_few<1>()) return complain_of("few steps of a column");
+    }
     if (!(p.steps < 8 ? run_any<1>() : run_any<8>())) return complain_of("any");
     bool is_right;
     if constexpr (sizeof(T) <= 4) is_right = is_plain(p) ? run_blocks<float, true>() : run_blocks<double, false>();
@@ -67,6 +73,20 @@ class Trial : public trials::RolloutTrial<T> {
     if (c.inner % kNStepColumns) return true;
     return launch(
         p.rows() / kNStepColumns * ceil_div(p.length, few.chunk), [&] { n_step_columns_kernel<T, kN, kNext>(few); });
+  }
+  template <int kColumns>
+  bool run_any_few() {
+    constexpr int kHalf = kMostSteps / 2;
+    const bool next = p.next_values.data;
+    if (p.steps > kHalf)
+      return next ? run_any_few<kColumns, kMostSteps, true>() : run_any_few<kColumns, kMostSteps, false>();
+    return next ? run_any_few<kColumns, kHalf, true>() : run_any_few<kColumns, kHalf, false>();
+  }
+  template <int kColumns, int kN, bool kNext>
+  bool run_any_few() {
+    const auto few = call<typename Types<T>::Acc>();
+    return launch(p.rows() / kColumns * ceil_div(p.length, few.chunk),
+        [&] { n_step_columns_kernel<T, kN, kNext, kColumns, false>(few); });
   }
   template <int kOut>
   bool run_any() {

@@ -220,13 +220,13 @@ __device__ __forceinline__ void load_nothing(Whole (&to)[kCount]) {
   for (Whole& each : to) each = Whole{};
 }
 
-// Contiguous columns: a thread takes kNStepColumns of them and call.chunk steps, last to first, with the kN results
-// that a step is part of.
-template <typename T, int kN, bool kNext>
+// Contiguous columns: a thread takes kColumns of them and call.chunk steps, last to first, with the kN results that a
+// step is part of. kExact: windows are of kN steps; else of kN at most.
+template <typename T, int kN, bool kNext, int kColumns = kNStepColumns, bool kExact = true>
 __global__ void __launch_bounds__(kNStepThreads, 4)
     n_step_columns_kernel(const __grid_constant__ NStepCall<typename Types<T>::Acc> call) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kColumns = kNStepColumns, kBatch = kNStepBatch;
+  constexpr int kBatch = kNStepBatch;
   using Word = Vector<T, kColumns>;
   using Bytes = Vector<uint8_t, kColumns>;
   const ReturnsProblem& p = call.problem;
@@ -290,6 +290,12 @@ __global__ void __launch_bounds__(kNStepThreads, 4)
         for (int j = 0; j + 1 < kN; ++j) y[c][j] = step.before(y[c][j + 1]);
         y[c][kN - 1] = step.own;
         results[c] = y[c][0];
+        if constexpr (!kExact) {
+          const int shorter = kN - static_cast<int>(p.steps);
+#pragma unroll
+          for (int j = 1; j < kN; ++j)
+            if (j == shorter) results[c] = y[c][j];
+        }
         if (i >= beyond) after[c] = value;
       }
       if (stores && i < given)

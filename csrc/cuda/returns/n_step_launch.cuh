@@ -18,18 +18,24 @@ class NStepLaunch {
       : p_(problem), device_(device), stream_(stream) {}
 
   cudaError_t run() {
-    const bool plain = is_plain(p_), has_values = p_.next_values.data || p_.values.data;
-    // The types that these are worth their code for.
-    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>) {
-      const bool few = plain && has_values && p_.steps <= kMostSteps;
-      if (few && time_is_in_vectors(16 / sizeof(T)))
-        return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
-      if (few && time_is_contiguous()) {
-        if (p_.next_values.data) launch_rows<kMostSteps, true, 16 / sizeof(T), false>();
-        else launch_rows<kMostSteps, false, 16 / sizeof(T), false>();
-        return cudaGetLastError();
+    const bool has_values = p_.next_values.data || p_.values.data;
+    if (is_plain(p_) && has_values && p_.steps <= kMostSteps) {
+      // The types that a kernel for each number of steps is worth its code for.
+      constexpr bool kIsCommon = std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16>;
+      if constexpr (kIsCommon) {
+        if (time_is_in_vectors(16 / sizeof(T)))
+          return fast<kMostSteps>([this](auto n, auto next) { rows<n(), next()>(); });
+        if (columns_are_in_words())
+          return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next(), kNStepColumns, true>(); });
       }
-      if (few && columns_are_in_words()) return fast<kMostSteps>([this](auto n, auto next) { columns<n(), next()>(); });
+      if constexpr (sizeof(T) <= 4) {
+        if (time_is_contiguous())
+          return by_next([this](auto next) { launch_rows<kMostSteps, next(), 16 / sizeof(T), false>(); });
+      }
+      if constexpr (sizeof(T) == 2 && !kIsCommon) {
+        if (columns_are_in_words()) return columns_of_any<kNStepColumns>();
+      }
+      if (columns_are_neighbors()) return columns_of_any<1>();
     }
     if (takes_n_step_blocks(p_, device_.shared_per_block))
       return launch_n_step_blocks<T, T, false>(p_, device_, stream_);
@@ -74,15 +80,24 @@ class NStepLaunch {
     });
   }
 
+  bool columns_are_neighbors() const {
+    return p_.inner > 1 && all([](const void*, const Strides& s, int64_t) { return s.inner == 1; });
+  }
+
+  // run(whether there are next_values), known to the compiler.
+  template <typename Run>
+  cudaError_t by_next(const Run& run) {
+    if (p_.next_values.data) run(std::true_type{});
+    else run(std::false_type{});
+    return cudaGetLastError();
+  }
   // run(n, whether there are next_values), both known to the compiler.
   template <int kN, typename Run>
   cudaError_t fast(const Run& run) {
     if constexpr (kN > 1) {
       if (p_.steps < kN) return fast<kN - 1>(run);
     }
-    if (p_.next_values.data) run(std::integral_constant<int, kN>{}, std::true_type{});
-    else run(std::integral_constant<int, kN>{}, std::false_type{});
-    return cudaGetLastError();
+    return by_next([&](auto next) { run(std::integral_constant<int, kN>{}, next); });
   }
 
   template <int kN, bool kNext>
@@ -102,16 +117,24 @@ class NStepLaunch {
         <<<static_cast<unsigned>(ceil_div(vectors, kNStepThreads)), kNStepThreads, 0, stream_>>>(call<Acc>());
   }
 
+  // Of any number of steps.
+  template <int kColumns>
+  cudaError_t columns_of_any() {
+    return by_next([this](auto next) {
+      if (p_.steps <= kMostSteps / 2) columns<kMostSteps / 2, next(), kColumns, false>();
+      else columns<kMostSteps, next(), kColumns, false>();
+    });
+  }
   // Long segments read few steps twice, short ones leave no multiprocessor idle.
-  template <int kN, bool kNext>
+  template <int kN, bool kNext, int kColumns, bool kExact>
   void columns() {
-    const int64_t words = p_.rows() / kNStepColumns;
+    const int64_t words = p_.rows() / kColumns;
     NStepCall<Acc> each = call<Acc>();
     each.chunk = kNStepBatch;
     while (each.chunk < 64 && words >= kNStepThreads &&
         words * ceil_div(p_.length, 2 * each.chunk) >= int64_t{1024} * device_.multiprocessors)
       each.chunk *= 2;
-    n_step_columns_kernel<T, kN, kNext>
+    n_step_columns_kernel<T, kN, kNext, kColumns, kExact>
         <<<static_cast<unsigned>(ceil_div(words * ceil_div(p_.length, each.chunk), kNStepThreads)), kNStepThreads, 0,
             stream_>>>(each);
   }
