@@ -92,8 +92,7 @@ class Trial {
  private:
   bool takes(Way way) const {
     if (way == Way::kThreeLaunches) return true;
-    if (way == Way::kWindowBlocks)
-      return scans_one_gradient(gradients) && takes_n_step_blocks(windowed(gradients, nullptr), 227 << 10);
+    if (way == Way::kWindowBlocks) return scans_one_gradient(gradients);
     if (way >= Way::kFlatRows)
       return !c.n && is_contiguous(as_scan(gradients)) && GradientsShape(gradients).time_is_fast;
     if (c.n || GradientsShape(gradients).time_is_fast) return false;
@@ -192,17 +191,19 @@ class Trial {
         [&] { flat_gradients_kernel<T, kForm, kVectors>(params); }, plan.cluster);
   }
   // In float where that is enough for the window.
-  bool run_window(const ReturnsProblem& window) const {
+  bool run_windows() const {
+    const auto plan = plan_gradient_scan(gradients, 1, 16, 227 << 10, 1 << 10);
+    if (!plan || !plan->scan.steps) return false;
     if constexpr (sizeof(T) <= 4) {
-      if (is_plain(window) && window.steps <= kFloatSteps) return run_window_in<Acc, true>(window);
+      if (is_plain(plan->scan) && plan->scan.steps <= kFloatSteps) return run_windows_in<Acc, true>(plan->scan);
     }
-    return run_window_in<double, false>(window);
+    return run_windows_in<double, false>(plan->scan);
   }
   template <typename Number, bool kPlain>
-  bool run_window_in(const ReturnsProblem& window) const {
-    const auto params = n_step_blocks_params<T, Acc, Number>(window, n_step_rates<Number>(window));
+  bool run_windows_in(const ReturnsProblem& windows) const {
+    const auto params = n_step_blocks_params<T, Number>(windows, n_step_rates<Number>(windows));
     return emulation::launch(params.blocks(), kNStepThreads, params.shared_bytes(), false, c.seed,
-        [&] { n_step_blocks_kernel<T, Acc, Number, kPlain, true>(params); });
+        [&] { n_step_blocks_kernel<T, Number, kPlain, true>(params); });
   }
   bool launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>& params, int64_t count, int threads) const {
     return emulation::launch(ceil_div(count, threads), threads, 0, false, c.seed, [&] { kernel(params); });
@@ -215,17 +216,13 @@ class Trial {
           ? run_columns<ColumnForm::kGradients>(way, scan)
           : run_columns<ColumnForm::kAnyGradients>(way, scan);
     }
-    const bool by_blocks = way == Way::kWindowBlocks;
-    const GradientsMemory memory(gradients, !by_blocks);
+    if (way == Way::kWindowBlocks) return run_windows();
+    const GradientsMemory memory(gradients);
     std::vector<char> workspace(static_cast<size_t>(memory.bytes), 77);
     const GradientsParams<T> params(gradients, memory, workspace.data());
     const int64_t threads = ceil_div(gradients.count(), kSlots);
-    if (by_blocks) {
-      if (!run_window(windowed(gradients, workspace.data() + memory.scanned))) return false;
-    } else {
-      if (memory.has_sources() && !launch(gradient_sources_kernel<T>, params, threads, kSlotThreads)) return false;
-      run_scan(scan_of(gradients, memory, workspace.data()));
-    }
+    if (memory.has_sources() && !launch(gradient_sources_kernel<T>, params, threads, kSlotThreads)) return false;
+    run_scan(scan_of(gradients, memory, workspace.data()));
     return by_form(params.form,
         [&](auto form) { return launch(gradients_kernel<T, decltype(form)::value>, params, threads, kSlotThreads); });
   }

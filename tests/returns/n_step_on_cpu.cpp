@@ -95,10 +95,10 @@ class Trial : public trials::RolloutTrial<T> {
   }
   template <typename Number, bool kPlain>
   bool run_blocks() {
-    const auto params = n_step_blocks_params<T, T, Number>(p, n_step_rates<Number>(p));
+    const auto params = n_step_blocks_params<T, Number>(p, n_step_rates<Number>(p));
     this->targets.clear();
     return this->is_right(emulation::launch(params.blocks(), kNStepThreads, static_cast<int>(params.shared_bytes()),
-        false, c.seed, [&] { n_step_blocks_kernel<T, T, Number, kPlain, false>(params); }));
+        false, c.seed, [&] { n_step_blocks_kernel<T, Number, kPlain, false>(params); }));
   }
 
   bool check(int64_t o, int64_t i) const override {

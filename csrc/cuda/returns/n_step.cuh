@@ -6,6 +6,7 @@
 
 #include "common/divisor.cuh"
 #include "common/vector.cuh"
+#include "dcs/returns/n_step_plan.h"
 #include "returns/step.cuh"
 
 namespace dcs {
@@ -37,12 +38,6 @@ NStepRates<Acc> n_step_rates(const ReturnsProblem& p) {
   return {static_cast<Acc>(gamma), static_cast<Acc>(gamma - gate), static_cast<Acc>(gate)};
 }
 
-// Discounts that are numbers or one a row, and flags that are bool.
-inline bool is_plain(const ReturnsProblem& p) {
-  return p.gamma.kind != GammaKind::kStep && p.trace.kind != GammaKind::kStep && p.terminated_is_bool &&
-      p.truncated_is_bool;
-}
-
 template <typename Acc>
 struct NStepCall {
   ReturnsProblem problem;
@@ -59,9 +54,7 @@ __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& ca
   return {static_cast<Acc>(rates.gamma), static_cast<Acc>(rates.rest), static_cast<Acc>(rates.carried)};
 }
 
-// Roundings of so many steps stay small in float.
-constexpr int kFloatSteps = 64;
-constexpr int kMostSteps = 8, kNStepThreads = 128, kNStepBatch = 8, kNStepColumns = 2;
+constexpr int kMostSteps = 8, kNStepBatch = 8, kNStepColumns = 2;
 
 // A thread's part of contiguous time: kVec results and the steps of their windows. kAligned: rows are whole vectors;
 // else they are read by the element, and windows are of kN steps at most.

@@ -12,17 +12,6 @@
 
 namespace dcs {
 
-// Steps that are worth a thread, where there are fewer in a window.
-constexpr int kLeastShare = 16;
-inline int64_t share_of(int64_t n) { return n * std::max<int64_t>(1, kLeastShare / n); }
-
-// Windows whose beginnings a block has room for.
-inline bool takes_n_step_blocks(const ReturnsProblem& p, int64_t shared_bytes) {
-  constexpr int64_t kMany = int64_t{1} << 31;
-  return counts_in_32_bits(p) && p.rows() < kMany && p.rows() * ceil_div(p.length, share_of(p.steps)) < kMany &&
-      p.steps * kNStepThreads * 8 + 1024 <= shared_bytes;
-}
-
 // A block of threads takes `width` columns, in as many segments of time as there is room for; where time is contiguous,
 // neighboring threads take neighboring shares of a row.
 template <typename Acc, typename Number>
@@ -40,7 +29,7 @@ struct NStepBlocksParams {
   int64_t shared_bytes() const { return int64_t{n} * kNStepThreads * static_cast<int64_t>(sizeof(Number)); }
 };
 
-template <typename T, typename Out, typename Number>
+template <typename T, typename Number>
 NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
     const ReturnsProblem& problem, const NStepRates<Number>& rates) {
   ReturnsProblem p = problem;
@@ -49,12 +38,6 @@ NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
   params.n = static_cast<int>(p.steps);
   params.share = static_cast<int>(share_of(p.steps));
   params.rows = p.length > 1 && std::abs(p.rewards.strides.time) == 1;
-  if constexpr (!std::is_same_v<Out, T>) {
-    constexpr int kTimes = sizeof(Out) / sizeof(T);
-    ColumnTensor<char>& to = params.call.targets;
-    to.outer *= kTimes, to.cell *= kTimes, to.back *= kTimes;
-    to.last = static_cast<char*>(p.targets.data) - (p.length - 1) * to.back;
-  }
   params.width = std::min<uint32_t>(params.call.cells, kNStepThreads);
   params.segments = static_cast<uint32_t>(
       ceil_div(p.length, int64_t{params.share} * (params.rows ? 1 : kNStepThreads / params.width)));
@@ -63,8 +46,9 @@ NStepBlocksParams<typename Types<T>::Acc, Number> n_step_blocks_params(
   return params;
 }
 
-// kGradients: a step is cut, and discounted, as the next one is, and has no values (dcs/returns/gradients_plan.h).
-template <typename T, typename Out, typename Number, bool kPlain, bool kGradients>
+// kGradients: a step is cut, and discounted, as the next one is, and has no values (dcs/returns/gradients_plan.h); time
+// runs the other way.
+template <typename T, typename Number, bool kPlain, bool kGradients>
 struct NStepBlocks {
   using Acc = typename Types<T>::Acc;
   static constexpr int kBatch = sizeof(Number) > 4 ? 4 : 8;
@@ -73,10 +57,11 @@ struct NStepBlocks {
   const ReturnsColumnParams<Acc>& call;
   Number* const beginnings;  // of the block behind: what comes of its first 1, 2 ... steps, from 1 on
   const char *rewards, *values, *gammas, *traces, *terminated, *truncated;
-  char* targets;
+  uint32_t outer, cell;
   NStepRates<Number> rates;
   double row_gamma = 1.0, row_trace = 1.0;
   Number bootstrap = 0;
+  Number before = 0;  // of gradients: the result of the next step, which is the one before in time
 
   // A batch.
   Number reward[kBatch], next[kBatch];
@@ -85,12 +70,11 @@ struct NStepBlocks {
 
   __device__ __forceinline__ NStepBlocks(
       const NStepBlocksParams<Acc, Number>& given, uint32_t outer, uint32_t cell, Number* beginnings)
-      : params(given), call(given.call), beginnings(beginnings), rates(given.rates) {
+      : params(given), call(given.call), beginnings(beginnings), outer(outer), cell(cell), rates(given.rates) {
     rewards = last_of_cell(call.rewards, outer, cell);
     values = last_of_cell(call.values, outer, cell);
     terminated = last_of_cell(call.terminated, outer, cell);
     truncated = last_of_cell(call.truncated, outer, cell);
-    targets = last_of_cell(call.targets, outer, cell);
     if constexpr (!kPlain)
       gammas = last_of_cell(call.gamma, outer, cell), traces = last_of_cell(call.trace, outer, cell);
     if (call.bootstrap.last)
@@ -109,7 +93,7 @@ struct NStepBlocks {
     int block = first + params.share;
 #pragma unroll 1
     do {
-      if (block < call.length) go_forward(block);
+      if (block < call.length) go_forward(block, kGradients && block == first + params.share);
       block -= params.n;
       if (block < call.length) go_back(block);
     } while (block > first);
@@ -186,9 +170,9 @@ struct NStepBlocks {
     else return a * b;
   }
 
-  // Through a block's beginnings.
-  __device__ __forceinline__ void go_forward(int block) {
-    const int count = params.n - 1, there = min(count, call.length - block);
+  // Through a block's beginnings; to the end of its first window where that is `before`.
+  __device__ __forceinline__ void go_forward(int block, bool is_before) {
+    const int count = params.n - (is_before ? 0 : 1), there = min(count, call.length - block);
     Number total = 0, gate = 1;  // of the steps so far
 #pragma unroll 1
     for (int k = 0; k < there; k += kBatch) {
@@ -198,12 +182,70 @@ struct NStepBlocks {
         if (k + i >= there) break;
         const NStep<Number> s = step(block + k, i);
         const bool closed = gate == Number(0);
-        beginnings[(k + i + 1) * kNStepThreads] = closed ? total : fold(total, gate, s.own);
+        set_beginning(k + i + 1, closed ? total : fold(total, gate, s.own));
         if (!closed) total = fold(total, gate, s.mixed), gate = product(gate, s.gate);
       }
     }
     // Behind the row's last step nothing is added.
-    for (int k = there; k < count; ++k) beginnings[(k + 1) * kNStepThreads] = total;
+    for (int k = there; k < count; ++k) set_beginning(k + 1, total);
+  }
+  __device__ __forceinline__ void set_beginning(int steps, Number total) {
+    if (kGradients && steps == params.n) before = total;
+    else beginnings[steps * kNStepThreads] = total;
+  }
+
+  // Where results of a batch go.
+  struct Outputs {
+    char *advantages = nullptr, *targets, *pg_advantages = nullptr;
+    __device__ __forceinline__ Outputs(const NStepBlocks& of, int t) : targets(of.result_at(of.call.targets, t)) {
+      if constexpr (kGradients)
+        advantages = of.result_at(of.call.advantages, t), pg_advantages = of.result_at(of.call.pg_advantages, t);
+    }
+    // That of step i, if there is such a tensor.
+    static __device__ __forceinline__ void write(const ColumnTensor<char>& tensor, char* to, int i, Number result) {
+      if (!kGradients || tensor.last)
+        *reinterpret_cast<T*>(to - static_cast<int64_t>(i) * tensor.back) = cast<T>(static_cast<Acc>(result));
+    }
+  };
+  __device__ __forceinline__ char* result_at(const ColumnTensor<char>& tensor, int t) const {
+    return address(tensor, last_of_cell(tensor, outer, cell), t);
+  }
+  // All gradients of step t + i, of which the scan's result is y (symbols: torch_dcs_ops/ops/returns/gradients.py). A
+  // step's own value has what the scan leaves of its target's gradient; where steps have none of their own their states
+  // are the next ones of the steps before.
+  __device__ __forceinline__ void write_gradients(const Outputs& to, int t, int i, Number y) {
+    const bool has_before = t + i + 1 < call.length, lacks = (truncates | (terminates & call.ends_lack)) >> i & 1;
+    const Number of_own = call.of_targets ? reward[i] - y : -y;
+    Number of_next = 0;  // of the step before in time
+    if (has_before) {
+      const Number own_gamma = kPlain ? rates.gamma : static_cast<Number>(gamma[kPlain ? 0 : i] * row_gamma);
+      if (!lacks) of_next = own_gamma * before;
+      if (!call.has_own_values && !(terminates >> i & 1)) of_next += of_own;
+      to.write(call.pg_advantages, to.pg_advantages, i + 1, of_next);
+    }
+    to.write(call.advantages, to.advantages, i, y);
+    to.write(call.targets, to.targets, i,
+        (call.has_own_values ? of_own : Number(0)) + (call.has_next_values ? Number(0) : of_next));
+    before = y;
+    if (t + i == 0) write_behind(y);
+  }
+  // The gradients behind a row, whose last step in time has the result y.
+  __device__ __forceinline__ void write_behind(Number y) const {
+    const auto is_set = [&](const ColumnTensor<const char>& tensor, const char* last) {
+      return tensor.last && *reinterpret_cast<const uint8_t*>(address(tensor, last, 0));
+    };
+    const bool lacks = is_set(call.truncated, truncated) || (call.ends_lack && is_set(call.terminated, terminated));
+    Number own_gamma = rates.gamma;
+    if constexpr (!kPlain) {
+      double of_step = 1.0;
+      if (call.gamma.last) of_step = *reinterpret_cast<const Acc*>(address(call.gamma, gammas, 0));
+      own_gamma = of_step * row_gamma;
+    }
+    const Number behind = lacks ? Number(0) : own_gamma * y;
+    if (call.pg_advantages.last)
+      *reinterpret_cast<T*>(result_at(call.pg_advantages, 0)) = cast<T>(static_cast<Acc>(behind));
+    if (call.bootstrap_gradient.last)
+      *reinterpret_cast<T*>(last_of_cell(call.bootstrap_gradient, outer, cell)) = cast<T>(static_cast<Acc>(behind));
   }
 
   // Back through its ends, each of which goes on with a beginning of the block behind.
@@ -214,7 +256,7 @@ struct NStepBlocks {
 #pragma unroll 1
     for (int k = (batches - 1) * kBatch; k >= 0; k -= kBatch) {
       load(block + k, there - k);
-      char* const to = address(call.targets, targets, block + k);
+      const Outputs to(*this, block + k);
 #pragma unroll
       for (int i = kBatch - 1; i >= 0; --i) {
         if (k + i >= there) continue;
@@ -225,14 +267,14 @@ struct NStepBlocks {
         starts = false;
         Number y = whole;
         if (k + i > 0) y = gate == Number(0) ? total : fold(total, gate, beginnings[(k + i) * kNStepThreads]);
-        *reinterpret_cast<Out*>(to - static_cast<int64_t>(i) * call.targets.back) = cast<Out>(static_cast<Acc>(y));
+        if constexpr (kGradients) write_gradients(to, block + k, i, y);
+        else to.write(call.targets, to.targets, i, y);
       }
     }
   }
 };
 
-// Out: the type of the targets.
-template <typename T, typename Out, typename Number, bool kPlain, bool kGradients>
+template <typename T, typename Number, bool kPlain, bool kGradients>
 __global__ void __launch_bounds__(kNStepThreads, 5)
     n_step_blocks_kernel(const __grid_constant__ NStepBlocksParams<typename Types<T>::Acc, Number> params) {
   extern __shared__ __align__(16) unsigned char n_step_shared[];
@@ -254,7 +296,7 @@ __global__ void __launch_bounds__(kNStepThreads, 5)
   const int64_t first = static_cast<int64_t>(share) * params.share;
   if (!is_there || column >= call.cells || first >= call.length) return;
   const uint32_t outer = call.cells == call.in_line.divisor ? 0 : call.in_line.of(column);
-  NStepBlocks<T, Out, Number, kPlain, kGradients>(
+  NStepBlocks<T, Number, kPlain, kGradients>(
       params, outer, column - outer * call.in_line.divisor, reinterpret_cast<Number*>(n_step_shared) + threadIdx.x)
       .run(static_cast<int>(first));
 }

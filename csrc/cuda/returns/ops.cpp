@@ -73,18 +73,12 @@ struct CudaReturns {
       return check(
           gradient_scan_launcher(problem.dtype)(*plan, device, workspace.data(), stream), "launching the kernel");
     }
-    const bool by_blocks = takes_gradient_window(problem, device);
-    const GradientsMemory memory(problem, !by_blocks);
+    const GradientsMemory memory(problem);
     const Workspace workspace(like, memory.bytes);
     auto* const at = static_cast<char*>(workspace.data());
-    if (by_blocks) {
-      check(launch_gradient_window(windowed(problem, at + memory.scanned), device, stream),
-          "launching the kernel of windows");
-    } else {
-      if (memory.has_sources())
-        check(launch_gradient_sources(problem, memory, at, device, stream), "launching the kernel before the scan");
-      run_scan_on_gpu(scan_of(problem, memory, at), like);
-    }
+    if (memory.has_sources())
+      check(launch_gradient_sources(problem, memory, at, device, stream), "launching the kernel before the scan");
+    run_scan_on_gpu(scan_of(problem, memory, at), like);
     check(launch_gradients(problem, memory, at, device, stream), "launching the kernel behind the scan");
   }
 };

@@ -2,7 +2,6 @@
 
 #include "dcs/limits.h"
 #include "returns/gradients/stages.cuh"
-#include "returns/n_step_blocks_launch.cuh"
 
 namespace dcs {
 namespace {
@@ -24,17 +23,6 @@ cudaError_t launch(void (*kernel)(GradientsParams<T>), const GradientsParams<T>&
 }
 
 }  // namespace
-
-bool takes_gradient_window(const ReturnsGradientsProblem& problem, const Device& device) {
-  return scans_one_gradient(problem) && takes_n_step_blocks(windowed(problem, nullptr), device.shared_per_block);
-}
-
-cudaError_t launch_gradient_window(const ReturnsProblem& window, const Device& device, cudaStream_t stream) {
-  return by_dtype(window.dtype, [&](auto type) {
-    using T = decltype(type);
-    return launch_n_step_blocks<T, typename Types<T>::Acc, true>(window, device, stream);
-  });
-}
 
 cudaError_t launch_gradient_sources(const ReturnsGradientsProblem& problem, const GradientsMemory& memory,
     char* workspace, const Device& device, cudaStream_t stream) {

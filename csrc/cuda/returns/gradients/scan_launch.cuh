@@ -8,6 +8,7 @@
 #include "returns/gradients/flat_rows.cuh"
 #include "returns/gradients/launch.h"
 #include "returns/gradients/tile_columns.cuh"
+#include "returns/n_step_blocks_launch.cuh"
 #include "returns/serial_columns/launch.cuh"
 #include "returns/tile_columns/launch.cuh"
 
@@ -45,6 +46,7 @@ auto gradient_tiles_of(bool flat) {
 template <typename T>
 cudaError_t launch_gradient_scan(
     const GradientScanPlan& plan, const Device& device, void* workspace, cudaStream_t stream) {
+  if (plan.scan.steps) return launch_n_step_blocks<T, true>(plan.scan, device, stream);
   if (plan.rows) {
     return flat_form(plan.scan) == FlatForm::kGradients
         ? launch_gradient_rows<T, FlatForm::kGradients>(plan, device, workspace, stream)

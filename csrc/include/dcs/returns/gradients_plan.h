@@ -1,6 +1,6 @@
 // What the kernels of `_returns_gradients` are asked to do, and by which of them: one of a temporal difference scan, in
-// which gradients are such a scan that begins with a row's first step; or a scan over a window, or of csrc/cuda/scan,
-// and a kernel behind it. Host code without CUDA or torch types.
+// which gradients are such a scan that begins with a row's first step, or of returns over n steps; or a scan of
+// csrc/cuda/scan and a kernel behind it. Host code without CUDA or torch types.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "dcs/limits.h"
 #include "dcs/returns/flat_rows_plan.h"
+#include "dcs/returns/n_step_plan.h"
 #include "dcs/returns/tile_plan.h"
 #include "dcs/scan/plan/tuning.h"
 #include "dcs/scan/problem.h"
@@ -89,13 +90,8 @@ struct GradientsMemory {
   int64_t scanned = kNone;
   int64_t bytes = 0;
 
-  // `by_scan`: of csrc/cuda/scan; else what is scanned is read as it is given.
-  explicit GradientsMemory(const ReturnsGradientsProblem& p, bool by_scan = true) {
+  explicit GradientsMemory(const ReturnsGradientsProblem& p) {
     const int64_t tensor = p.count() * (p.dtype == ElementType::Double ? 8 : 4);
-    if (!by_scan) {
-      add(scanned, tensor);
-      return;
-    }
     if (!scanned_gradient(p)) add(source, tensor);
     // Else the scan takes gamma as it is given.
     if (p.rhos.data || p.trace.kind != GammaKind::kNumber || p.trace.value != 1.0) {
@@ -208,8 +204,13 @@ inline bool takes_serial_gradients(const ReturnsProblem& mirror, int64_t multipr
           mirror.rows() >= kSerialGradientsColumns * multiprocessors);
 }
 
-// Gradients in one kernel that is a temporal difference scan's, too: flat rows; flat tiles of columns; or, of a
-// mirrored scan, threads that take columns, or tiles of these.
+// Whether what is scanned over a window is the gradient of one result as it is given.
+inline bool scans_one_gradient(const ReturnsGradientsProblem& p) {
+  return p.steps && !p.of_pg.data && !p.rhos.data && !(p.of_advantages.data && p.of_targets.data);
+}
+
+// Gradients in one kernel that also makes results: flat rows; flat tiles of columns; or, of a mirrored scan, threads
+// that take columns, tiles of these, or blocks of n steps.
 struct GradientScanPlan {
   ReturnsProblem scan;
   std::optional<FlatReturnsPlan> rows;
@@ -220,7 +221,12 @@ struct GradientScanPlan {
 
 inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradientsProblem& p, int64_t multiprocessors,
     int64_t cluster, int64_t shared_bytes, int64_t static_bytes) {
-  if (p.steps) return std::nullopt;
+  if (p.steps) {
+    ReturnsProblem windows = mirrored(as_scan(p));
+    windows.steps = p.steps;
+    const bool fits = scans_one_gradient(p) && takes_n_step_blocks(windows, shared_bytes);
+    return fits ? std::optional(GradientScanPlan{windows, std::nullopt, std::nullopt}) : std::nullopt;
+  }
   if (GradientsShape(p).time_is_fast) {
     const ReturnsProblem scan = with_rows_together(as_scan(p));
     const auto rows = plan_flat_returns(scan, multiprocessors, shared_bytes - static_bytes, cluster);
@@ -235,28 +241,6 @@ inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradients
   }
   const auto tiles = plan_tiles(mirror, multiprocessors, cluster > 1, shared_bytes, false);
   return tiles ? std::optional(GradientScanPlan{mirror, std::nullopt, tiles}) : std::nullopt;
-}
-
-// Whether what is scanned over a window is the gradient of one result as it is given.
-inline bool scans_one_gradient(const ReturnsGradientsProblem& p) {
-  return p.steps && !p.of_pg.data && !p.rhos.data && !(p.of_advantages.data && p.of_targets.data);
-}
-
-// Of those of which scans_one_gradient(p), what is scanned as returns of so many steps that begin with a row's last
-// one: each step is cut, and discounted, as the one before it in time is. `scanned`: dense, in the type of the
-// arithmetic; or null, for a plan.
-inline ReturnsProblem windowed(const ReturnsGradientsProblem& p, void* scanned) {
-  ReturnsProblem window = as_scan(p);
-  window.steps = p.steps;
-  window.values = window.next_values = window.rhos = window.truncated = {};
-  window.advantages = window.pg_advantages = window.bootstrap_gradient = {};
-  window.targets = {};
-  window = mirrored(window);
-  Strides strides = GradientsShape(p).dense();
-  const int64_t last = (p.length - 1) * strides.time * bytes_of(arithmetic_type(p.dtype));
-  strides.time = -strides.time;
-  window.targets = {scanned ? static_cast<char*>(scanned) + last : const_cast<void*>(window.rewards.data), strides};
-  return window;
 }
 
 }  // namespace dcs
