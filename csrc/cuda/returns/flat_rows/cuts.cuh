@@ -136,13 +136,13 @@ struct FlatLaneCuts {
     const int end = min(position_of(Slice::kSteps).row + (has_rates ? 1 : 0), slice.tile.rows);
     if (has_rates) {
       read_flat_rows<T>(p, own_rows, last_values, slice.tile.row, begin, end, kRows);
-      return;
-    }
+    } else if constexpr (!kRows) {
 #pragma unroll 1
-    for (int row = begin + lane; row < end; row += 32) {
-      Acc value = 0;
-      if (p.bootstrap) value = cast<Acc>(p.bootstrap_of(slice.tile.row + row));
-      last_values[row] = value;
+      for (int row = begin + lane; row < end; row += 32) {
+        Acc value = 0;
+        if (p.bootstrap) value = cast<Acc>(p.bootstrap_of(slice.tile.row + row));
+        last_values[row] = value;
+      }
     }
   }
 
