@@ -70,6 +70,15 @@ def test_sizes(device: str, n: int) -> None:
             check(c._replace(truncated=None, numbers=(0.97, 1.0)), n)
 
 
+@pytest.mark.parametrize("dtype", REAL_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(37, 33), (3, 90, 5), (40, 34)], ids=str)
+def test_odd_and_even_columns(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    for i, n in enumerate((1, 2, 4, 5, 8)):
+        for layout in ("contiguous", "strided"):
+            options = {"rates": ("number", "row")[i % 2], "flags": "bool", "seed": i, "layout": layout}
+            check(call(shape, len(shape) - 2, dtype, device, **options, **kind(i % 2 == 0)), n)
+
+
 @pytest.mark.parametrize("n", [1, 8, 33, 250, 2**62])
 def test_long(device: str, n: int) -> None:
     for (shape, dim), rates in itertools.product((((3, 599), 1), ((599, 3), 0), ((2, 260, 34), 1)), ("number", "row")):
