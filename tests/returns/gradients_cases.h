@@ -37,6 +37,8 @@ struct Case {
   unsigned flags;               // 0: of episodes; 1: ends alone; 2: lacks alone; 3: both, of their own; 4: one tensor
   unsigned needs;               // bits: rewards, values, next values, bootstrap value
   bool wild;                    // not finite where a step ends and lacks a next value
+  bool infinite;                // the first step's gradients
+  bool odd_rates;               // discounts of rows and steps: some 0, some negative
   bool row_double;              // discounts of rows
   double often;                 // flags
   unsigned seed;
@@ -85,6 +87,8 @@ inline Case draw(std::mt19937& random) {
   c.needs = one_in(2) ? 15 : random() % 16;
   if (!(c.needs & (c.next_values ? 4 : 8)) && !(c.needs & 1)) c.needs |= 1;
   c.wild = one_in(3) && c.same_grads == Same::kNothing;
+  c.infinite = !c.wild && c.same_grads == Same::kNothing && one_in(6);
+  c.odd_rates = one_in(4);
   c.row_double = one_in(2);
   c.often = one_in(3) ? 0.2 : 0.01;
   if (may_have_all && one_in(4)) c.advantages = c.targets = false, c.pg = true;
@@ -98,6 +102,8 @@ inline Case draw(std::mt19937& random) {
   constexpr double kOdd[] = {0.0, 1.02, -0.9, 0.3, 1e-30, 1.0};
   if (one_in(4)) c.gamma_value = kOdd[random() % 6];
   if (one_in(6)) c.trace_value = kOdd[random() % 6];
+  // Over a window a gate of 0 reads nothing of the step before.
+  if (c.odd_rates || c.gamma_value == 0.0 || c.trace_value == 0.0) c.infinite = false;
   return c;
 }
 

@@ -63,13 +63,20 @@ class Trial {
             if (random() % 2) pg.at(o, t, i) = trials::narrowed<T>(bad);
             if (random() % 2) rhos.at(o, t, i) = trials::narrowed<T>(NAN);
           }
-          gammas.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
-          traces.at(o, t, i) = static_cast<Acc>(0.9 + 0.1 * uniform(random));
+          if (c.infinite && t == 0)
+            advantages.at(o, t, i) = targets.at(o, t, i) = trials::narrowed<T>(random() % 2 ? INFINITY : -INFINITY);
+          gammas.at(o, t, i) = static_cast<Acc>(drawn_rate());
+          traces.at(o, t, i) = static_cast<Acc>(drawn_rate());
         }
     for (int64_t row = 0; row < c.outer * c.inner; ++row)
-      row_gammas.push_back(static_cast<float>(0.9 + 0.1 * uniform(random))),
-          row_doubles.push_back(0.9 + 0.1 * uniform(random));
+      row_gammas.push_back(static_cast<float>(drawn_rate())), row_doubles.push_back(drawn_rate());
     describe();
+  }
+
+  double drawn_rate() {
+    const double rate = 0.9 + 0.1 * std::uniform_real_distribution<double>()(random);
+    const unsigned odd = c.odd_rates ? random() % 20 : 20;
+    return odd == 0 ? 0.0 : odd == 1 ? -rate : rate;
   }
 
   bool run() {
@@ -113,8 +120,9 @@ class Trial {
     if (way == Way::kTileColumns || way == Way::kFlatColumns) return run_tile_columns<kForm>(way, scan);
     if (way == Way::kFewSteps) {
       if constexpr (sizeof(T) < 8) {
+        constexpr int kWidest = few_returns_wide(sizeof(T), kForm);
         const int wide = few_returns_word(scan);
-        if (wide > 2) return run_few<few_returns_wide(sizeof(T), kForm), kForm>(scan);
+        if (kWidest > 1 && wide == kWidest) return run_few<kWidest, kForm>(scan);
         const bool are_two = c.length <= 2 && random() % 4;
         if constexpr (sizeof(T) == 2) {
           if (wide == 2) return are_two ? run_few<2, kForm, true>(scan) : run_few<2, kForm>(scan);
@@ -326,7 +334,9 @@ class Trial {
                                                   : gamma(t) - gate(t);
       if (!lacks.at(o, t, i)) of_n[k] += rest * worth;
     };
-    double s = 0.0, largest = 1.0;
+    // `mass`: s of magnitudes, which takes the errors of steps as far as a factor above 1 does.
+    double s = 0.0, mass = 0.0, largest = 1.0;
+    const bool grows = std::abs(c.gamma_value * c.trace_value) > 1.0;
     for (int64_t t = 0; t < c.length; ++t) {
       const double target = upstream(g.of_targets, targets, t), p_t = clip(t, 1.2) * upstream(g.of_pg, pg, t);
       if (c.n) {
@@ -343,6 +353,8 @@ class Trial {
         const double carried =
             is_cut ? 0.0 : before * clip(t - 1, 0.9) * s + before * (clip(t - 1, 1.2) * upstream(g.of_pg, pg, t - 1));
         s = upstream(g.of_advantages, advantages, t) + target + carried;
+        mass = std::abs(s - carried) + (is_cut ? 0.0 : std::abs(before * clip(t - 1, 0.9)) * mass + std::abs(carried));
+        if (grows && std::isfinite(mass)) largest = std::max(largest, mass);
       }
       add(t, clip(t, 1.1) * s + p_t, target);
       for (const double x : {s, p_t, target})
@@ -357,7 +369,9 @@ class Trial {
       const double eps = sizeof(T) == 2 ? 4e-3 : reach * (sizeof(T) == 8 ? 4e-13 : 6e-6);
       const auto k = static_cast<size_t>(t);
       const auto is_near = [&](const char* name, double value, double wanted) {
-        if (!std::isfinite(wanted)) return !std::isfinite(value) || complain(name, o, t, i, value, wanted);
+        if (!std::isfinite(wanted))
+          return (std::isinf(wanted) ? value == wanted : !std::isfinite(value)) ||
+              complain(name, o, t, i, value, wanted);
         return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
       };
       const auto is_right = [&](const char* name, const ReturnsOutput& made, const Operand<T>& found, double wanted) {

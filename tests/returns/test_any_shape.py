@@ -61,3 +61,12 @@ def test_rows_that_no_cluster_holds(
     check(c, long=True)
     first = OP(*c.arguments())
     assert all(all(map(torch.equal, first, OP(*c.arguments()))) for _ in range(10))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("columns", [405_505, 811_008, 811_010], ids=str)
+@pytest.mark.parametrize("dtype", REAL_DTYPES, ids=str)
+def test_two_steps_of_columns_that_fill_a_gpu(dtype: torch.dtype, columns: int) -> None:
+    """A thread takes more of them where words are narrow."""
+    for kind, rates in (("gae", "number"), ("vtrace", "row"), ("vtrace", "step")):
+        check(call((2, columns), 0, dtype, "cuda", kind=kind, rates=rates, flags="bool"))

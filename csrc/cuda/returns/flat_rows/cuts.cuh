@@ -1,5 +1,5 @@
-// What a lane knows of its steps of a slice (slice.cuh) before it looks at their values: where they are, where rows and
-// episodes end, and what rows have of their own.
+// What a lane reads of a slice (slice.cuh), and what it knows of its steps before it looks at their values: where rows
+// and episodes end, and what rows have of their own.
 #pragma once
 
 #include "returns/flat_rows/row_rates.cuh"

@@ -22,7 +22,7 @@ __device__ __forceinline__ Segment<Wide> joined(const Segment<Wide>* segments, i
     all.closed = next.closed;
     if (all.closed) break;
     if constexpr (std::is_same_v<Wide, float>) all.gates *= next.gates;
-    else all.gates = clamped_mul(all.gates, next.gates);
+    else all.gates = power_mul(all.gates, next.gates);
   }
   return all;
 }

@@ -160,7 +160,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
         if (p.row_rates) power = row_power();
       }
       if constexpr (kRows) power = row_power();
-      gates = clamped_mul(cuts == 0 && !in_range(product) ? careful_product() : static_cast<double>(product), power);
+      gates = power_mul(cuts == 0 && !in_range(product) ? careful_product() : static_cast<double>(product), power);
     }
     return y;
   }
@@ -194,7 +194,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       Factors factors;
       read_factors(k, factors);
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) product = clamped_mul(product, static_cast<double>(factor(factors, j)));
+      for (int j = 0; j < kVec; ++j) product = power_mul(product, static_cast<double>(factor(factors, j)));
     }
     return product;
   }
@@ -221,7 +221,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       if (reach >= d) total = fold(total, kRatios ? gates : power(j), other);
       if constexpr (kRatios) {
         const Wide others = shuffle_down(gates, d);
-        if (reach >= d) gates = clamped_mul(gates, others);
+        if (reach >= d) gates = power_mul(gates, others);
       }
     }
     carry.before = shuffle_down(total, 1);
@@ -244,7 +244,6 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     if constexpr (!kRatios) {
       // Behind the last cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
       const uint32_t open = cuts ? ~((2u << (31 - __clz(static_cast<int>(cuts)))) - 1) : ~0u;
-      Acc powers[kVec];
       if constexpr (kRows) {
         const Gate<Acc> gate = own_rows[clamped_row(behind_row)].gate;
 #pragma unroll
@@ -252,15 +251,10 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
           y = kShort ? gate.value * y : gate.step(0, y);
           if (open >> i & 1) steps[i] += y;
         }
-      } else if constexpr (kShort) {
-        powers[0] = p.gate;
-        keep(powers[0]);
-#pragma unroll
-        for (int j = 1; j < kVec; ++j) powers[j] = powers[0] * powers[j - 1];
       }
 #pragma unroll
       for (int i = kOwn - 1; !kRows && i >= 0; --i) {
-        const Acc power = kShort ? powers[kVec - 1 - i % kVec] : p.step_powers[kOwn - 1 - i];
+        const Acc power = p.step_powers[kShort ? kVec - 1 - i % kVec : kOwn - 1 - i];
         if (open >> i & 1) steps[i] = fold(steps[i], power, y);
         if (kShort && i % kVec == 0) y *= power;
       }

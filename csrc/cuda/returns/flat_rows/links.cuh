@@ -51,7 +51,7 @@ struct FlatLinks {
  private:
   // A segment with the one behind it.
   static __device__ __forceinline__ Segment<double> before(const Segment<double>& own, const Segment<double>& behind) {
-    return {after(own, behind.total), clamped_mul(own.gates, behind.gates), own.closed || behind.closed};
+    return {after(own, behind.total), power_mul(own.gates, behind.gates), own.closed || behind.closed};
   }
   // The segments of so many lanes as one, the first lane's first in time, up to the first that is closed. `loaded`:
   // what has been found at `from` so far.
@@ -72,7 +72,7 @@ struct FlatLinks {
       const double total = shuffle_down(segment.total, d), gates = shuffle_down(segment.gates, d);
       if (lane + d >= reach) continue;
       segment.total = fold(segment.total, segment.gates, total);
-      segment.gates = clamped_mul(segment.gates, gates);
+      segment.gates = power_mul(segment.gates, gates);
     }
     return {shuffle(segment.total, 0), shuffle(segment.gates, 0), __ballot_sync(0xffffffffu, closed) != 0};
   }

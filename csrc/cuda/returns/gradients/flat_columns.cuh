@@ -16,7 +16,7 @@ template <typename T, ColumnForm kForm>
 struct FlatGradientTile : FlatGradientMemory<T, kForm> {
   using Memory = FlatGradientMemory<T, kForm>;
   using Memory::at, Memory::call, Memory::column, Memory::count, Memory::first_line, Memory::gated, Memory::own_line,
-      Memory::params, Memory::rates, Memory::ratio, Memory::read, Memory::read_rates, Memory::strip, Memory::t;
+      Memory::params, Memory::rates, Memory::ratio, Memory::read, Memory::strip, Memory::t;
   using Memory::kAll, Memory::kSteps;
   using Memory::Memory;
   using typename Memory::Acc, typename Memory::Wide;
@@ -30,7 +30,6 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
   };
   Left before;      // of the part's first step
   int until_first;  // of the steps to come, how many before one that is its row's first
-  uint32_t closed;  // whether nothing is carried over the part
 
   // An element of the part's first step's predecessor, from memory where another tile has it.
   template <typename Element>
@@ -40,13 +39,6 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
     if (own_line > 0) return *reinterpret_cast<const Element*>(at[which] - tensor.row_bytes);
     return *reinterpret_cast<const Element*>(
         tensor.data + (this->lines_before() - 1) * tensor.row_bytes + column * static_cast<int>(sizeof(Element)));
-  }
-  __device__ __forceinline__ Acc rate_before(TileTensorOf which, bool is_narrow) const {
-    Acc rate = 1;
-    read_rate_bits<T>(is_narrow, [&](auto bits) {
-      if (params.tensors.of[which].data) rate = rate_of_bits<T>(found_before(which, bits), is_narrow);
-    });
-    return rate;
   }
   __device__ __forceinline__ Left left_of(T rho, T of_pg, Acc step_gamma, Acc step_trace, bool ends, bool lacks) const {
     Left left{{}, rates.gamma, rates.rest, ends, lacks};
@@ -73,8 +65,8 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
     if constexpr (kAll) {
       rho = found_before(kRhosTensor, rho);
       of_pg = found_before(kNextTensor, of_pg);
-      gamma = rate_before(kGammaTensor, call.gamma_is_narrow);
-      trace = rate_before(kTraceTensor, call.trace_is_narrow);
+      gamma = found_before(kGammaTensor, gamma);
+      trace = found_before(kTraceTensor, trace);
     }
     const bool ends = found_before(kTerminatedTensor, uint8_t{}),
                lacks = call.ends_lack ? ends : found_before(kTruncatedTensor, uint8_t{});
@@ -95,7 +87,7 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
   template <int kSome>
   struct Batch {
     T given[kSome], other[kSome], rhos[kSome], of_pg[kSome];
-    RateBits<T> gammas[kSome], traces[kSome];
+    Acc gammas[kSome], traces[kSome];
     uint32_t ends, lacks, firsts, lasts;  // bits
   };
   template <int kSome>
@@ -103,15 +95,15 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
 #pragma unroll
     for (int i = 0; i < kSome; ++i) {
       b.given[i] = b.other[i] = b.rhos[i] = b.of_pg[i] = T{};
-      b.gammas[i] = b.traces[i] = bits_of_one<T>();
+      b.gammas[i] = b.traces[i] = 1;
     }
     if (call.rewards.last) read(kRewardsTensor, b.given);
     if (call.values.last) read(kValuesTensor, b.other);
     if constexpr (kAll) {
       if (call.rhos.last) read(kRhosTensor, b.rhos);
       if (call.next_values.last) read(kNextTensor, b.of_pg);
-      if (call.gamma.last) read_rates(kGammaTensor, call.gamma_is_narrow, b.gammas);
-      if (call.trace.last) read_rates(kTraceTensor, call.trace_is_narrow, b.traces);
+      if (call.gamma.last) read(kGammaTensor, b.gammas);
+      if (call.trace.last) read(kTraceTensor, b.traces);
     }
     b.ends = b.lacks = 0;
     this->template read_flags<kSome>(kTerminatedTensor, call.terminated.last, true, b.ends);
@@ -129,8 +121,7 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
   }
   template <int kSome>
   __device__ __forceinline__ Left left_of(const Batch<kSome>& b, int i) const {
-    return left_of(b.rhos[i], b.of_pg[i], rate_of_bits<T>(b.gammas[i], call.gamma_is_narrow),
-        rate_of_bits<T>(b.traces[i], call.trace_is_narrow), b.ends >> i & 1, b.lacks >> i & 1);
+    return left_of(b.rhos[i], b.of_pg[i], b.gammas[i], b.traces[i], b.ends >> i & 1, b.lacks >> i & 1);
   }
   // s of a step that is not cut off the one before it, whose s is `y`.
   __device__ __forceinline__ Acc with_carry(const Left& left, Acc given, Acc y) const {

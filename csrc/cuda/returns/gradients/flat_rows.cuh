@@ -64,14 +64,13 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       return static_cast<const decltype(otherwise)*>(
           from.data)[row.offset(from.strides) + (position.done - 1) * from.strides.time];
     };
-    const auto of_step = [&](const ReturnsDiscount& rate, bool is_narrow) {
-      if (rate.kind != GammaKind::kStep) return Acc(1);
-      return sizeof(T) == 2 && is_narrow ? cast<Acc>(read(rate.tensor, T{})) : read(rate.tensor, Acc(1));
+    const auto of_step = [&](const ReturnsDiscount& rate) {
+      return rate.kind == GammaKind::kStep ? read(rate.tensor, Acc(1)) : Acc(1);
     };
     const uint8_t is_end = read(p.ends, uint8_t{}), is_lacking = p.ends_lack ? is_end : read(p.lacks, uint8_t{});
     if constexpr (kAll)
-      before = {0, cast<Acc>(read(p.rhos, cast<T>(Acc(1)))), cast<Acc>(read(p.of_pg, T{})),
-          of_step(p.gamma, p.gamma_is_narrow), of_step(p.trace, p.trace_is_narrow)};
+      before = {0, cast<Acc>(read(p.rhos, cast<T>(Acc(1)))), cast<Acc>(read(p.of_pg, T{})), of_step(p.gamma),
+          of_step(p.trace)};
     before.flags = (is_end ? 1u : 0u) | (is_lacking ? 2u : 0u);
   }
   // The same of other lanes, from the slice.
@@ -81,11 +80,8 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       if (slot < 0) return cast<Acc>(otherwise);
       return cast<Acc>(reinterpret_cast<const decltype(otherwise)*>(here + slot)[lane * kOwn - 1]);
     };
-    const auto of_step = [&](int slot, bool is_narrow) {
-      return sizeof(T) == 2 && is_narrow ? read(slot, cast<T>(Acc(1))) : read(slot, Acc(1));
-    };
     before = {before.flags, read(p.slots.rhos, cast<T>(Acc(1))), read(p.slots.next_values, T{}),
-        of_step(p.slots.gamma, p.gamma_is_narrow), of_step(p.slots.trace, p.trace_is_narrow)};
+        read(p.slots.gamma, Acc(1)), read(p.slots.trace, Acc(1))};
   }
 
   __device__ __forceinline__ void find_cuts() {
@@ -219,7 +215,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       }
     }
     const double wide = cuts == 0 && !in_range(product) ? careful_product() : static_cast<double>(product);
-    gates = clamped_mul(wide, row_power());
+    gates = power_mul(wide, row_power());
     return y;
   }
   // Over the lane's steps, where they are one row's.
@@ -237,7 +233,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       this->read_factors(k, factors);
 #pragma unroll
       for (int j = 0; j < kVec; ++j)
-        if (k * kVec + j < kOwn - 1) product = clamped_mul(product, static_cast<double>(this->factor(factors, j)));
+        if (k * kVec + j < kOwn - 1) product = power_mul(product, static_cast<double>(this->factor(factors, j)));
     }
     return product;
   }
@@ -258,7 +254,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       if (reach >= d) total = fold(total, kAll ? gates : static_cast<Wide>(power(j)), other);
       if constexpr (kAll) {
         const Wide others = shuffle_up(gates, d);
-        if (reach >= d) gates = clamped_mul(gates, others);
+        if (reach >= d) gates = power_mul(gates, others);
       } else if (lane & d) {
         carry.weight *= power(j);
       }
@@ -325,15 +321,9 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   // Up to the first cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
   __device__ __forceinline__ void add_carry(Steps& steps, Acc y) const {
     const uint32_t open = cuts ? (cuts & (0u - cuts)) - 1 : ~0u;
-    Acc powers[kVec];
-    if constexpr (kShort) {
-      powers[0] = p.gate;
-#pragma unroll
-      for (int j = 1; j < kVec; ++j) powers[j] = powers[0] * powers[j - 1];
-    }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const Acc power = kShort ? powers[i % kVec] : p.step_powers[i];
+      const Acc power = p.step_powers[kShort ? i % kVec : i];
       if (open >> i & 1) steps[kAll ? 0 : i] = fold(steps[kAll ? 0 : i], power, y);
       if (kShort && i % kVec == kVec - 1) y *= power;
     }

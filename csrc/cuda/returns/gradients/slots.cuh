@@ -8,12 +8,7 @@ namespace dcs {
 
 constexpr int kSlotThreads = 256, kSlots = 4;
 
-// Neighboring elements: those from `begin` to `end` are written, those from `read` on are read.
-struct SlotRange {
-  uint32_t read, begin, end;
-};
-
-// Their indices. Those out of range are read as the last one is. Of what kind all of the call is: `kForm`.
+// Their indices. Those behind the last one are read as it is. Of what kind all of the call is: `kForm`.
 template <typename T, GradientsForm kForm = GradientsForm::kAny>
 struct Slots {
   using Acc = typename Types<T>::Acc;
@@ -26,19 +21,15 @@ struct Slots {
   Coordinates of_slots[kDense ? 1 : kSlots];  // else found where they are asked for: what is dense does not
   uint32_t there = 0, firsts = 0, lasts = 0;  // a bit a slot; of time
 
-  __device__ __forceinline__ explicit Slots(const GradientsParams<T>& given)
-      : Slots(given, blockIdx.x * (kSlotThreads * kSlots) + threadIdx.x, {0, 0, given.count}) {}
-  // `first`: the thread's first one, modulo 2^32.
-  __device__ __forceinline__ Slots(const GradientsParams<T>& given, uint32_t first, const SlotRange& range)
-      : params(given) {
+  __device__ __forceinline__ explicit Slots(const GradientsParams<T>& given) : params(given) {
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      const uint32_t index = first + j * kSlotThreads;
-      at[j] = index - range.read < range.end - range.read ? index : range.end - 1;
+      const uint32_t index = blockIdx.x * (kSlotThreads * kSlots) + threadIdx.x + j * kSlotThreads;
+      at[j] = min(index, params.count - 1);
       const Coordinates coordinates = coordinates_at(at[j]);
       if constexpr (!kDense) of_slots[j] = coordinates;
       const uint32_t time = params.shape.time_is_fast ? coordinates.fast : coordinates.mid;
-      if (index - range.begin < range.end - range.begin) there |= 1u << j;
+      if (index < params.count) there |= 1u << j;
       if (time == 0) firsts |= 1u << j;
       if (time == params.length - 1) lasts |= 1u << j;
     }
