@@ -318,7 +318,7 @@ Case draw(std::mt19937& random) {
       : form == 1      ? up_to(60)
       : form == 2      ? up_to(30000)
                        : up_to(3000);
-  if (few_steps) c.length = one_in(3) ? up_to(2) : up_to(kFewSteps);
+  if (few_steps) c.length = up_to(kFewSteps);
   c.tiny_rows = few_steps && one_in(3);
   c.inner = 1 +
       (few_steps          ? up_to(3000)
@@ -326,8 +326,6 @@ Case draw(std::mt19937& random) {
               : form == 1 ? up_to(900)
               : form == 2 ? up_to(10)
                           : up_to(50));
-  const bool many = few_steps && c.length <= 2 && one_in(2);  // of which a thread takes twice as many
-  if (many) c.inner = 8000 + up_to(30000), c.outer = up_to(2);
   const bool narrow = form > 0 && form < 4 && one_in(2);  // few neighbors of many outer rows
   if (narrow) c.outer = 1 + up_to(200), c.length = 20 + up_to(form == 1 ? 60 : 400), c.inner = 1 + up_to(8);
   if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
@@ -361,7 +359,7 @@ Case draw(std::mt19937& random) {
     if (one_in(2)) c.length = up_to(kFewestSteps);
     for (Lie& lie : c.lies) lie = Lie::kDense;
   }
-  c.multiprocessors = static_cast<int>(narrow || many ? 1 : form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
+  c.multiprocessors = static_cast<int>(narrow ? 1 : form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
   c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
   c.infinite = !c.backward && one_in(4);

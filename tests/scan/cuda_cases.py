@@ -162,7 +162,6 @@ def _columns() -> list[Problem]:
             Problem("serial_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
             Problem("serial_columns_kernel", (11, 3001), dtype, "step", backward=True),
             Problem("few_steps_kernel", (2, 300_001), dtype, backward=True),
-            # Of so many columns that a thread takes more of them where there are two steps.
             Problem("few_steps_kernel", (2, 1_400_003), dtype),
             Problem("few_steps_kernel", (2, 811_009), dtype, "step", reset=True, backward=True),
             Problem("few_steps_kernel", (2, 811_009), dtype, "row", initial=True),

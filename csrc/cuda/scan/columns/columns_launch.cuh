@@ -42,23 +42,16 @@ cudaError_t launch_staged_columns(const ScanProblem& problem, const StagedColumn
 }
 
 // Of the plan's unit.
-template <typename T, bool kStep, bool kBackward, int kUnit>
-auto few_steps_kernel_of(bool are_two) {
-  if constexpr (takes_two_steps(sizeof(T), kUnit)) {
-    if (are_two) return few_steps_kernel<T, kStep, kBackward, kUnit, true>;
-  }
-  return few_steps_kernel<T, kStep, kBackward, kUnit, false>;
-}
 template <typename T, bool kStep, bool kBackward>
 auto few_steps_kernel_of(const FewStepsPlan& plan) {
   if constexpr (sizeof(T) == 2) {
-    if (plan.unit == 8) return few_steps_kernel_of<T, kStep, kBackward, 8>(plan.two);
+    if (plan.unit == 8) return few_steps_kernel<T, kStep, kBackward, 8>;
   }
   if constexpr (sizeof(T) <= 4) {
-    if (plan.unit == 4) return few_steps_kernel_of<T, kStep, kBackward, 4>(plan.two);
-    if (plan.unit == 2) return few_steps_kernel_of<T, kStep, kBackward, 2>(plan.two);
+    if (plan.unit == 4) return few_steps_kernel<T, kStep, kBackward, 4>;
+    if (plan.unit == 2) return few_steps_kernel<T, kStep, kBackward, 2>;
   }
-  return few_steps_kernel_of<T, kStep, kBackward, 1>(plan.two);
+  return few_steps_kernel<T, kStep, kBackward, 1>;
 }
 
 // With operands from the scan's first step on, so that threads need not ask which way it goes.

@@ -15,13 +15,13 @@ struct FewStepsParams {
   int cells;             // of a thread
 };
 
-// kUnit neighboring columns of T, a word of each step. kTwo: there are two steps at most.
-template <typename T, bool kStep, bool kBackward, int kUnit, bool kTwo>
+// kUnit neighboring columns of T, a word of each step.
+template <typename T, bool kStep, bool kBackward, int kUnit>
 struct FewSteps {
   // Columns that are scanned at a time, once all words have been asked for: the state of all would take more registers
   // than the words.
   static constexpr int kSome = sizeof(T) == 2 && kUnit > 1 ? 2 : 1, kParts = kUnit / kSome;
-  static constexpr int kSteps = few_steps_of(sizeof(T), kUnit, kTwo);
+  static constexpr int kSteps = few_steps_of(sizeof(T), kUnit);
   using Scan = ColumnScan<T, kStep, kBackward, kSome>;
   using Cell = typename Scan::Cell;
   using Acc = typename Types<T>::Acc;
@@ -151,14 +151,14 @@ struct FewSteps {
 };
 
 // A thread's cells are kColumnThreads apart, so that a warp reads neighbors.
-template <typename T, bool kStep, bool kBackward, int kUnit, bool kTwo>
+template <typename T, bool kStep, bool kBackward, int kUnit>
 __global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), kUnit, kStep, kBackward))
     few_steps_kernel(const __grid_constant__ FewStepsParams params) {
-  constexpr int kCells = few_steps_cells(kUnit * sizeof(T), kStep, kBackward, kTwo);
+  constexpr int kCells = few_steps_cells(kUnit * sizeof(T), kStep, kBackward);
   const ScanProblem& p = params.problem;
   const uint32_t first = blockIdx.x * (params.cells * kColumnThreads) + threadIdx.x;
   overlap_launches();
-  FewSteps<T, kStep, kBackward, kUnit, kTwo> columns[kCells];
+  FewSteps<T, kStep, kBackward, kUnit> columns[kCells];
 #pragma unroll
   for (int j = 0; j < kCells; ++j) {
     const uint32_t cell = first + j * kColumnThreads;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kColumnThreads, few_steps_blocks(sizeof(T), kU
     const uint32_t outer = p.outer == 1 ? 0 : params.side_by_side.of(cell);
     columns[j].at = {outer, int64_t{cell - outer * params.side_by_side.divisor} * kUnit};
     columns[j].load(p);
-    if ((kTwo || j == 0) && p.reset) columns[j].load_flags(p);  // else of a thread's only cell
+    if (j == 0 && p.reset) columns[j].load_flags(p);  // a thread's only cell then
   }
 #pragma unroll
   for (int j = 0; j < kCells; ++j) {

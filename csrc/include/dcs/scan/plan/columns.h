@@ -32,20 +32,13 @@ std::optional<FewStepsPlan> plan_few_steps(const ScanProblem& p, const DeviceLim
   int unit = 1;
   for (int wide = static_cast<int>(16 / bytes); wide > 1 && unit == 1; wide /= 2)
     if (bytes <= 4 && fits(wide)) unit = wide;
-  const int64_t columns = p.rows() / unit;
+  const int64_t columns = p.rows() / unit,
+                most = p.reset ? 1 : few_steps_cells(bytes * unit, p.gamma_kind == GammaKind::kStep, p.backward);
   if (columns >= int64_t{1} << 31) return std::nullopt;  // threads count in 31 bits
   // Several where there are as many threads as a multiprocessor holds all the same.
-  const auto most_cells = [&](bool are_two) {
-    return few_steps_cells(bytes * unit, p.gamma_kind == GammaKind::kStep, p.backward, are_two);
-  };
-  const bool are_two =
-      takes_two_steps(bytes, unit) && p.length <= kMostTwoSteps && columns / threads > most_cells(false);
-  const int64_t most = are_two ? most_cells(true)
-      : p.reset                ? 1
-                               : most_cells(false),
-                cells = std::clamp<int64_t>(columns / threads, 1, most);
+  const int64_t cells = std::clamp<int64_t>(columns / threads, 1, most);
   const int64_t blocks = ceil_div(columns, cells * kColumnThreads);
-  return FewStepsPlan{unit, static_cast<int>(cells), are_two, blocks, blocks <= device.dependent_blocks(p)};
+  return FewStepsPlan{unit, static_cast<int>(cells), blocks, blocks <= device.dependent_blocks(p)};
 }
 
 // Any strides, sizes and gammas.

@@ -87,7 +87,6 @@ struct LongRowsPlan {
 struct FewStepsPlan {
   int unit;   // neighboring columns that are read as one word
   int cells;  // of a thread, of so many columns
-  bool two;   // there are two steps at most, and more cells
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
 };

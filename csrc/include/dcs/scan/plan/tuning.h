@@ -145,17 +145,14 @@ constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kSerialBytes = 4 * 192;       // of a step, a multiprocessor, from which on threads scan alone
 constexpr int64_t kFewSerialSteps = 64;         // that a thread takes in any case
 constexpr int kFewSteps = 8, kFewestSteps = 4;  // that a thread holds (columns/few_steps.cuh); that it always takes
-// Of words of so many bytes: cells of a thread, twice as many narrow ones where there are two steps at most.
-constexpr int kMostTwoSteps = 2;
-constexpr int few_steps_cells(int64_t bytes, bool step, bool backward, bool are_two = false) {
-  return (bytes == 2 && !(step && backward) ? 2 : 1) * (step || backward ? 1 : 2) * (are_two ? 2 : 1);
+// Of words of so many bytes: cells of a thread.
+constexpr int few_steps_cells(int64_t bytes, bool step, bool backward) {
+  return (bytes == 2 && !(step && backward) ? 2 : 1) * (step || backward ? 1 : 2);
 }
-// Whether words of so many columns have kernels of two steps.
-constexpr bool takes_two_steps(int64_t bytes, int unit) { return bytes * unit <= 4; }
 constexpr int64_t kFewStepsShare = 4;  // words wider than 4 bytes leave so many fewer threads than a GPU has, at most
 // Steps that it holds of words of so many columns; blocks of a multiprocessor, which its registers have room for.
-constexpr int few_steps_of(int64_t bytes, int unit, bool are_two = false) {
-  return are_two ? kMostTwoSteps : unit > 1 && bytes * unit == 16 ? kFewestSteps : kFewSteps;
+constexpr int few_steps_of(int64_t bytes, int unit) {
+  return unit > 1 && bytes * unit == 16 ? kFewestSteps : kFewSteps;
 }
 constexpr int few_steps_blocks(int64_t bytes, int unit, bool step, bool backward) {
   if (bytes * unit <= 4) return bytes * unit == 4 && !step && !backward ? 5 : 4;
