@@ -146,6 +146,23 @@ struct FlatLaneCuts {
     }
   }
 
+  // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps.
+  using StepGate = Gate<Acc, sizeof(T) == 2>;
+  // The discounts of a step's row.
+  struct RowRates {
+    Acc gamma, rest, trace = 1;  // the trace beside discounts of steps
+    StepGate gate;
+    __device__ __forceinline__ void take(const FlatLaneCuts& at, int row) {
+      const FlatRow<Acc> own = at.own_rows[at.clamped_row(row)];
+      gamma = own.gamma;
+      rest = own.rest;
+      if constexpr (sizeof(T) == 2) gate = {own.gate.value};
+      else gate = own.gate;
+      // Gamma has no part in the gate where it is the steps'.
+      if constexpr (kAll) trace = at.p.slots.trace >= 0 ? Acc(1) : number_of(own.gate);
+    }
+  };
+
   // Flags.
 
   __device__ __forceinline__ uint32_t read_flags(int slot, bool is_bool) const {

@@ -28,10 +28,9 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using typename Cuts::Slice;
   static constexpr bool kGoesBack = true;
   using Steps = Acc[kOwn];
-  // Within the few steps of a lane the digits that a gate lacks in float are far below what half precision keeps, and
-  // so is what floats lose between lanes.
+  using typename Cuts::StepGate;
+  // What floats lose between lanes is far below what half precision keeps, too.
   static constexpr bool kShort = sizeof(T) == 2;
-  using StepGate = Gate<Acc, kShort>;
   using Wide = std::conditional_t<kShort && !kRatios && !kRows, float, double>;
 
   __device__ __forceinline__ void find_cuts() {
@@ -48,10 +47,10 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   }
 
   // The discounts of the row at hand, from the lane's last step back.
-  struct RowCursor {
+  struct RowCursor : Cuts::RowRates {
+    using Rates = typename Cuts::RowRates;
+    using Rates::gamma, Rates::rest, Rates::trace, Rates::gate;
     const FlatLane& at;
-    Acc gamma, rest, trace = 1;  // the trace beside discounts of steps
-    StepGate gate;
     int row;
     __device__ __forceinline__ explicit RowCursor(const FlatLane& of) : at(of), row(of.behind_row) {
       if constexpr (kRows) {
@@ -71,15 +70,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
         if (at.p.row_rates) enter();
       }
     }
-    __device__ __forceinline__ void enter() {
-      const FlatRow<Acc> own = at.own_rows[at.clamped_row(row)];
-      gamma = own.gamma;
-      rest = own.rest;
-      if constexpr (kShort) gate = {own.gate.value};
-      else gate = own.gate;
-      // Gamma has no part in the gate where it is the steps'.
-      if constexpr (kAll) trace = at.p.slots.trace >= 0 ? Acc(1) : number_of(own.gate);
-    }
+    __device__ __forceinline__ void enter() { this->take(at, row); }
     __device__ __forceinline__ void move_to(int step) {
       if constexpr (kRows) {
         if (at.ends >> step & 1) --row, enter();

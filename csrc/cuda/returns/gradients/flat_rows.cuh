@@ -35,7 +35,6 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   using typename Cuts::Factors;
   static constexpr bool kGoesBack = false, kShort = sizeof(T) == 2;
   using Wide = std::conditional_t<kShort && !kAll, float, double>;
-  using StepGate = Gate<Acc, kShort>;
   // The sums from nothing; nothing where gates differ.
   using Steps = Acc[kAll ? 1 : kOwn];
 
@@ -101,36 +100,26 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ bool is_heavy_before() const { return p.has_own_values || (cuts & 1); }
 
   // The discounts of the row at hand, from the lane's first step on.
-  struct RowCursor {
+  struct RowCursor : Cuts::RowRates {
+    using Rates = typename Cuts::RowRates;
+    using Rates::gamma, Rates::rest, Rates::trace, Rates::gate;
     const FlatGradientsLane& at;
-    Acc gamma, rest, trace;
-    StepGate gate;
     int row;
     __device__ __forceinline__ explicit RowCursor(const FlatGradientsLane& of)
-        : at(of),
-          gamma(of.p.rates.gamma),
-          rest(of.p.rates.rest),
-          trace(of.p.rates.trace),
-          row(of.behind_row - __popc(of.ends)) {
+        : at(of), row(of.behind_row - __popc(of.ends)) {
+      gamma = at.p.rates.gamma;
+      rest = at.p.rates.rest;
+      trace = at.p.rates.trace;
       if constexpr (kShort) gate = {at.p.gate};
       else gate = at.p.rates.gate;
       if constexpr (kAll) {
-        if (at.p.row_rates) enter();
+        if (at.p.row_rates) this->take(at, row);
       }
-    }
-    __device__ __forceinline__ void enter() {
-      const FlatRow<Acc> own = at.own_rows[at.clamped_row(row)];
-      gamma = own.gamma;
-      rest = own.rest;
-      if constexpr (kShort) gate = {own.gate.value};
-      else gate = own.gate;
-      // Gamma has no part in the gate where it is the steps'.
-      trace = at.p.slots.trace >= 0 ? Acc(1) : number_of(own.gate);
     }
     // From the lane's step before.
     __device__ __forceinline__ void move_to(int step) {
       if constexpr (kAll) {
-        if (at.p.row_rates && step > 0 && at.ends >> (step - 1) & 1) ++row, enter();
+        if (at.p.row_rates && step > 0 && at.ends >> (step - 1) & 1) ++row, this->take(at, row);
       }
     }
   };
