@@ -51,7 +51,7 @@ class Trial : public trials::RolloutTrial<T> {
   }
   template <typename Number>
   NStepCall<Number> call() const {
-    return {p, n_step_rates<Number>(p), kNStepBatch};
+    return {p, n_step_rates<Number>(p), kNStepBatch << c.seed / 64 % 4};
   }
 
   template <int kN>
