@@ -73,9 +73,9 @@ struct FlatLaneCuts {
 
   // Factors.
 
-  static __device__ __forceinline__ void fill_with_ones(Acc (&factors)[kVec]) {
+  static __device__ __forceinline__ void fill(Acc (&numbers)[kVec], Acc with) {
 #pragma unroll
-    for (int j = 0; j < kVec; ++j) factors[j] = 1;
+    for (int j = 0; j < kVec; ++j) numbers[j] = with;
   }
 
   // What a vector's steps have beside rewards and values.
@@ -84,12 +84,12 @@ struct FlatLaneCuts {
   };
   __device__ __forceinline__ void read_factors(int k, Factors& to) const {
     if constexpr (kRatios) {
-      if constexpr (kAll) fill_with_ones(to.ratios);
+      if constexpr (kAll) fill(to.ratios, 1);
       if (!kAll || p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
     }
     if constexpr (kAll) {
       const auto read_rates = [&](int slot, bool is_narrow, Acc(&rates)[kVec]) {
-        fill_with_ones(rates);
+        fill(rates, 1);
         if (slot < 0) return;
         if (sizeof(T) == 2 && is_narrow) read<T>(slot, k, rates);
         else read<Acc>(slot, k, rates);

@@ -17,7 +17,7 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
   using Memory = FlatGradientMemory<T, kForm>;
   using Memory::at, Memory::call, Memory::column, Memory::count, Memory::first_line, Memory::gated, Memory::own_line,
       Memory::params, Memory::rates, Memory::ratio, Memory::read, Memory::strip, Memory::t;
-  using Memory::kAll, Memory::kSteps;
+  using Memory::kAll;
   using Memory::Memory;
   using typename Memory::Acc, typename Memory::Wide;
   using Weights = GradientWeights<Acc>;
@@ -75,9 +75,7 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
   // Asks for all operands, and for what another tile has of them.
   __device__ __forceinline__ void fetch() {
     Memory::fetch();
-    const uint32_t length = params.length.divisor, step = static_cast<uint32_t>(this->first_step),
-                   over = step - params.length.of(step) * length;
-    until_first = static_cast<int>(over == 0 ? 0 : length - over);
+    until_first = this->until_row(this->into_row());
     before = {};
     if (own_line == 0 && has_before()) find_before();
   }
@@ -112,8 +110,7 @@ struct FlatGradientTile : FlatGradientMemory<T, kForm> {
     // A row has more steps than a batch: one of them at most is a first one, and the one before it a last one.
     b.firsts = until_first < kSome ? 1u << until_first : 0;
     b.lasts = until_first > 0 && until_first <= kSome ? 1u << (until_first - 1) : 0;
-    until_first -= kSome;
-    if (until_first < 0) until_first += static_cast<int>(params.length.divisor);
+    this->move_on(until_first, kSome);
   }
   template <int kSome>
   __device__ __forceinline__ Acc given_of(const Batch<kSome>& b, int i) const {

@@ -9,8 +9,8 @@ namespace dcs {
 
 template <typename T>
 struct FlatGradientsParams : FlatReturnsParams<T> {
-  ReturnsInput ends, lacks, rhos,
-      of_pg;  // what `terminated`, `truncated`, ratios and next values stand for (`as_scan`)
+  // What `terminated`, `truncated`, ratios and next values stand for (`as_scan`).
+  ReturnsInput ends, lacks, rhos, of_pg;
   bool has_both, of_targets, ends_lack, of_next_values;
   T* bootstrap_gradient;
   Strides of_bootstrap;
@@ -42,7 +42,8 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   // Bits: the next state's value is not read; it counts gamma, not what the next target leaves of it.
   uint32_t lacks, heavy;
 
-  // Of the step before the lane's first one, in lane 0 another warp's: bit 0, it ends; bit 1, it lacks v'.
+  // Of the step before the lane's first one, in lane 0 another warp's. Flags: bit 0, it ends; bit 1, it lacks v'; once
+  // cuts are found bit 0 alone, that v' of it counts for nothing here.
   struct Before {
     uint32_t flags = 0;
     Acc ratio = 1, of_pg = 0, gamma = 1, trace = 1;
@@ -96,8 +97,6 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     before.flags = (before.flags >> 1 | starts) & 1;
     heavy = p.has_own_values ? ~0u : of_steps | ends;
   }
-  __device__ __forceinline__ bool lacks_before() const { return before.flags; }
-  __device__ __forceinline__ bool is_heavy_before() const { return p.has_own_values || (cuts & 1); }
 
   // The discounts of the row at hand, from the lane's first step on.
   struct RowCursor : Cuts::RowRates {
@@ -143,13 +142,9 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     return is_lacking ? Acc(0) : (is_heavy ? gamma : rest) * base;
   }
 
-  static __device__ __forceinline__ void clear(Acc (&values)[kVec]) {
-#pragma unroll
-    for (int j = 0; j < kVec; ++j) values[j] = 0;
-  }
   // The gradients of a vector's sums.
   __device__ __forceinline__ void read_given(int k, Acc (&first)[kVec], Acc (&sum)[kVec]) const {
-    if (kAll && p.slots.rewards < 0) clear(first);
+    if (kAll && p.slots.rewards < 0) this->fill(first, 0);
     else this->template read<T>(p.slots.rewards, k, first);
 #pragma unroll
     for (int j = 0; j < kVec; ++j) sum[j] = first[j];
@@ -161,7 +156,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   }
   __device__ __forceinline__ void read_all_factors(int k, Factors& factors, Acc (&of_pg)[kVec]) const {
     this->read_factors(k, factors);
-    clear(of_pg);
+    this->fill(of_pg, 0);
     if (p.slots.next_values >= 0) this->template read<T>(p.slots.next_values, k, of_pg);
   }
 
@@ -263,7 +258,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     Weights last{};
     Acc base = carry, y = carry;
     if constexpr (kAll) last = weights_before(), base = last.base(y);
-    Acc after = of_next(lacks_before(), is_heavy_before(), rows, before.gamma, before.trace, base);
+    Acc after = of_next(before.flags, p.has_own_values || (cuts & 1), rows, before.gamma, before.trace, base);
     int row = behind_row - __popc(ends);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -272,9 +267,9 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       if constexpr (kAll) {
         read_given(k, of_values, given);
         read_all_factors(k, factors, of_pg);
-        if (!p.has_own_values || !p.of_targets) clear(of_values);
+        if (!p.has_own_values || !p.of_targets) this->fill(of_values, 0);
       } else {
-        clear(of_values);
+        this->fill(of_values, 0);
         if (p.has_own_values && p.of_targets) this->template read<T>(p.slots.rewards, k, of_values);
       }
 #pragma unroll

@@ -38,13 +38,12 @@ struct FlatTile : FlatTileMemory<FlatTileSteps<T, kForm>, true> {
 
   // Before the first step.
   __device__ __forceinline__ void begin() {
-    const uint32_t length = params.length.divisor, step = static_cast<uint32_t>(first_step),
-                   over = step - params.length.of(step) * length;
+    const uint32_t into = this->into_row();
     next_step = first_step;
-    until_last = static_cast<int>(over == 0 ? 0 : length - over);
+    until_last = this->until_row(into);
     this->find_addresses();
     T value{};
-    if (over != 0 && count > 0 && !call.has_next_values && call.values.last)
+    if (into != 0 && count > 0 && !call.has_next_values && call.values.last)
       value = *reinterpret_cast<const T*>(at[kValuesTensor] + params.tensors.of[kValuesTensor].row_bytes);
     behind = cast<Acc>(value);
   }
@@ -91,8 +90,7 @@ struct FlatTile : FlatTileMemory<FlatTileSteps<T, kForm>, true> {
       behind = own_values[kSome - 1];
     }
     next_step += kSome;
-    until_last -= kSome;
-    if (until_last < 0) until_last += static_cast<int>(params.length.divisor);
+    this->move_on(until_last, kSome);
 #pragma unroll
     for (int i = 0; i < kSome; ++i) {
       Acc own_gamma = 1, own_trace = 1;

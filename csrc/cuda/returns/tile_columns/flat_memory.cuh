@@ -51,6 +51,20 @@ struct FlatTileMemory : Steps {
     this->find_rates(static_cast<int>(strip), column);
   }
 
+  // Steps of the scan from a row's first one to the part's; from there to the next row's.
+  __device__ __forceinline__ uint32_t into_row() const {
+    const auto step = static_cast<uint32_t>(first_step);
+    return step - params.length.of(step) * params.length.divisor;
+  }
+  __device__ __forceinline__ int until_row(uint32_t into) const {
+    return static_cast<int>(into == 0 ? 0 : params.length.divisor - into);
+  }
+  // So many steps on.
+  __device__ __forceinline__ void move_on(int& until, int steps) const {
+    until -= steps;
+    if (until < 0) until += static_cast<int>(params.length.divisor);
+  }
+
   // Tensors' lines before the tile's first one.
   __device__ __forceinline__ int64_t lines_before() const {
     return static_cast<int64_t>(strip) * params.lines + first_line;

@@ -16,14 +16,14 @@ inline ColumnForm few_form(const ReturnsProblem& p) {
 constexpr int few_returns_wide(int64_t bytes, ColumnForm form) {
   return static_cast<int>((has_factors(form) ? 8 : 16) / bytes);
 }
-// A thread's words: several of narrow ones, and twice as many where there are two steps at most.
-constexpr bool are_narrow_words(int64_t bytes, int wide) { return wide == 1 || bytes * wide <= 4; }
+// A thread's words: several of narrow ones, and twice as many of those of up to 4 bytes where there are two steps at
+// most.
 constexpr int few_returns_words(int64_t bytes, int wide, ColumnForm form, bool are_two = false) {
   const bool is_plain = !has_factors(form);
   const int words = wide == 1 ? (is_plain ? 3 : 2) : is_plain && bytes * wide == 4 ? 2 : 1;
   return are_two ? 2 * words : words;
 }
-constexpr int kMostFewReturnsWords = 6;
+constexpr int kMostFewReturnsWords = few_returns_words(2, 1, ColumnForm::kPlain, true);
 // Their steps that it asks for at once.
 constexpr int few_returns_steps(ColumnForm form, bool are_two) { return are_two ? 2 : has_all(form) ? 3 : 4; }
 
@@ -44,8 +44,7 @@ inline int few_returns_word(const ReturnsProblem& p) {
 // random problems of more than 2e6 elements take 0.73 of the time of half precision, 0.79 of float.
 inline bool are_two_few_steps(const ReturnsProblem& p, int wide, int64_t multiprocessors) {
   const int64_t bytes = bytes_of(p.dtype), columns = wide * few_returns_words(bytes, wide, few_form(p), true);
-  return are_narrow_words(bytes, wide) && p.length <= 2 &&
-      p.rows() >= 2 * kFewReturnsThreads * columns * multiprocessors;
+  return bytes * wide <= 4 && p.length <= 2 && p.rows() >= 2 * kFewReturnsThreads * columns * multiprocessors;
 }
 
 // Of those of which takes_serial_columns(p). Rates of rows in double are more than arithmetic in float has room

@@ -221,20 +221,20 @@ struct GradientScanPlan {
 
 inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradientsProblem& p, int64_t multiprocessors,
     int64_t cluster, int64_t shared_bytes, int64_t static_bytes) {
+  const ReturnsProblem scan = as_scan(p);
   if (p.steps) {
-    ReturnsProblem windows = mirrored(as_scan(p));
+    ReturnsProblem windows = mirrored(scan);
     windows.steps = p.steps;
     const bool fits = scans_one_gradient(p) && takes_n_step_blocks(windows, shared_bytes);
     return fits ? std::optional(GradientScanPlan{windows, std::nullopt, std::nullopt}) : std::nullopt;
   }
   if (GradientsShape(p).time_is_fast) {
-    const ReturnsProblem scan = with_rows_together(as_scan(p));
-    const auto rows = plan_flat_returns(scan, multiprocessors, shared_bytes - static_bytes, cluster);
-    return rows ? std::optional(GradientScanPlan{scan, rows, std::nullopt}) : std::nullopt;
+    const ReturnsProblem together = with_rows_together(scan);
+    const auto rows = plan_flat_returns(together, multiprocessors, shared_bytes - static_bytes, cluster);
+    return rows ? std::optional(GradientScanPlan{together, rows, std::nullopt}) : std::nullopt;
   }
-  const ReturnsProblem mirror = mirrored(as_scan(p));
+  const ReturnsProblem mirror = mirrored(scan);
   if (takes_serial_gradients(mirror, multiprocessors)) return GradientScanPlan{mirror, std::nullopt, std::nullopt};
-  const ReturnsProblem scan = as_scan(p);
   if (flat_tiles_are_faster(scan, multiprocessors)) {
     const auto flat = plan_tiles(scan, multiprocessors, cluster > 1, shared_bytes, true);
     if (flat && flat->flat) return GradientScanPlan{scan, std::nullopt, flat};
