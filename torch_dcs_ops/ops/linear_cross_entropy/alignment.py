@@ -57,23 +57,33 @@ def operands(input: Tensor, linear_weight: Tensor) -> tuple[Tensor, Tensor]:
     return _with_columns(input, columns), _with_columns(linear_weight, columns)
 
 
+def copies_weight(rows: int, linear_weight: Tensor) -> bool:
+    """Whether `operands` makes a copy of linear_weight for so many rows of input."""
+    words = word(rows, linear_weight) if _copies_pay(rows) else 1
+    return words > 1 and not _is_whole(linear_weight, padded(linear_weight.size(1), words))
+
+
 def _copies_pay(rows: int) -> bool:
     return rows >= _LEAST_COPIED_ROWS
 
 
 def _with_columns(matrix: Tensor, columns: int) -> Tensor:
-    features = matrix.size(1)
-    if features == columns and _is_aligned(matrix):
+    if _is_whole(matrix, columns):
         return matrix
+    features = matrix.size(1)
     copy = matrix.new_empty(matrix.size(0), columns)
     copy[:, :features].copy_(matrix)
     copy[:, features:] = 0
     return copy
 
 
-def _is_aligned(matrix: Tensor) -> bool:
+def _is_whole(matrix: Tensor, columns: int) -> bool:
     strides = sorted(matrix.stride())
-    return strides[0] == 1 and (strides[1] * matrix.itemsize) % _WORD_BYTES == matrix.data_ptr() % _WORD_BYTES == 0
+    return (
+        matrix.size(1) == columns
+        and strides[0] == 1
+        and (strides[1] * matrix.itemsize) % _WORD_BYTES == matrix.data_ptr() % _WORD_BYTES == 0
+    )
 
 
 def widened(matrix: Tensor, columns: int) -> Tensor:

@@ -1,10 +1,10 @@
 """The nodes of linear_cross_entropy and linear_log_probs in autograd's graph, for both modes and any order.
 
 * A reduced loss (mean, sum) forms its gradients in forward, in the pass that has the logits: `_linear_cross_entropy_
-  forward` with its need_* arguments. backward() scales them. A compiled graph may save the gradient of the logits for
-  its backward instead (compiled.py). Everything else (reduction none, a gradient of the lse, a backward that is itself
-  differentiated, every level of torch.func) makes the logits again, chunk by chunk, in
-  `_linear_cross_entropy_backward`.
+  forward` with its need_* arguments. backward() scales them. One of few rows, and a compiled graph, may save the
+  gradient of the logits for the backward instead (few_rows.py, compiled.py). Everything else (reduction none, a
+  gradient of the lse, a backward that is itself differentiated, every level of torch.func) makes the logits again,
+  chunk by chunk, in `_linear_cross_entropy_backward`.
 * That op is a node of its own, whose derivative is taken of the reference over the full logits, and only when somebody
   asks for it: `create_graph=True` and torch.func.grad cost no memory until then.
 * Forward mode, and gradients in class probabilities or in the class weights, run the reference instead.
@@ -34,6 +34,7 @@ from .._common.autograd import (
     tracked,
 )
 from . import chunks as driver
+from . import few_rows
 from .compiled import gradients_of_saved, saves_logits_gradient, tied_to_operand
 from .gradients import Upstream
 from .kernel_ops import forward_gradient_dtype
@@ -88,16 +89,21 @@ class LossFunction(Node):
         fused = options.reduction != "none" and not _functorch_active()
         saved = fused and saves_logits_gradient(input, linear_weight, options, needs)
         tensors = input, linear_weight, target, linear_bias, weight
+        ctx.private = buffers_may_be_private()
         ctx.learned, gradients = None, ()
         if not saved and is_direct_call(*tensors):
+            saved = fused and ctx.private and few_rows.saves_logits_gradient(
+                input, linear_weight, target, options, needs, need_predictions
+            )  # fmt: skip
             # The arguments have been checked: the GPU waits for the first product.
             ctx.learned = Learned()
+            formed = None if saved else needs if fused else Needs()
             with torch._C._AutoDispatchBelowAutograd():
                 rows, found, scale = driver.forward(
-                    *tensors, options, needs if fused else Needs(), need_predictions, need_entropy, ctx.learned
+                    *tensors, options, formed, need_predictions, need_entropy, ctx.learned
                 )
             loss, lse, predictions, entropy = rows
-            gradients = (*found, scale)
+            gradients = (found,) if saved else (*found, scale)
         else:
             op = _registry.linear_cross_entropy_logits if saved else _registry.linear_cross_entropy_forward
             wanted = () if saved else needs if fused else Needs()
@@ -106,7 +112,6 @@ class LossFunction(Node):
             )
         ctx.set_materialize_grads(False)
         ctx.options, ctx.needs, ctx.fused, ctx.is_saved = options, needs, fused, saved
-        ctx.private = buffers_may_be_private()
         ctx.mark_non_differentiable(predictions, *(() if need_entropy else (entropy,)))
         ctx.save_for_backward(input, linear_weight, linear_bias, target, weight, *(gradients if fused else ()))
         return loss, lse, predictions, entropy
@@ -123,7 +128,7 @@ class LossFunction(Node):
             torch.is_grad_enabled()
         ):  # fmt: skip
             if ctx.is_saved:
-                found = gradients_of_saved(gradients[0], grad_loss, input, linear_weight, linear_bias, needs)
+                found = _of_saved(ctx, gradients[0], grad_loss, input, linear_weight, linear_bias)
             else:
                 *gradients, grad_scale = gradients
                 grad_loss = tied_to_operand(grad_loss, (linear_weight, input, linear_bias))
@@ -145,6 +150,24 @@ class LossFunction(Node):
                 computed = _registry.linear_cross_entropy_backward(*upstream, *tensors, *ctx.options, *needs)
             found = [gradient if need else None for gradient, need in zip(computed, needs, strict=True)]
         return (None, *found, None, None, None, None, None)
+
+
+def _of_saved(
+    ctx: Any,
+    logits_gradient: Tensor,
+    grad_loss: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+) -> list[Tensor | None]:
+    """The gradients of input, linear_weight and linear_bias that are needed."""
+    needs: Needs = ctx.needs
+    tensors = logits_gradient, grad_loss, input, linear_weight, linear_bias
+    if not (ctx.private and is_direct_call(*tensors)):
+        return gradients_of_saved(*tensors, needs)
+    with torch._C._AutoDispatchBelowAutograd():
+        found = few_rows.gradients_of_saved(*tensors, needs, may_overwrite=graph_is_being_freed())
+    return [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
 
 
 class GradientFunction(Node):

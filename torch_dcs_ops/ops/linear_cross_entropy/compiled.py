@@ -87,8 +87,11 @@ def gradients_of_saved(
     needs: Needs,
 ) -> list[Tensor | None]:
     """Those of input, linear_weight and linear_bias, by the compiler's own operations."""
-    rows = input.reshape(-1, input.size(-1))
-    grad_input = scaled(torch.mm(logits_gradient, linear_weight), grad_loss, input.dtype, False)
+    rows, grad_input = input.reshape(-1, input.size(-1)), None
+    if needs.input:
+        grad_input = scaled(torch.mm(logits_gradient, linear_weight), grad_loss, input.dtype, False).reshape(
+            input.shape
+        )
     # Of the loss's gradient there is as good as ever one rounding: that of 1 is none. Behind the product it would be
     # as large, and a compiler could do the product in forward, as it is smaller than its factor.
     grad_weight = torch.mm(logits_gradient.t(), scaled(rows, grad_loss, rows.dtype, False))
@@ -96,7 +99,7 @@ def gradients_of_saved(
     if linear_bias is not None and needs.linear_bias:
         total = logits_gradient.sum(0, dtype=row_dtype(input.dtype))
         grad_bias = scaled(total, grad_loss, linear_bias.dtype, False)
-    return [grad_input.reshape(input.shape), grad_weight, grad_bias]
+    return [grad_input, grad_weight, grad_bias]
 
 
 def tied_to_operand(grad_loss: Tensor, operands: Sequence[Tensor | None]) -> Tensor:

@@ -68,8 +68,10 @@ class ExactGradients:
             can_write = logits.is_cuda and _native.CUDA.kind == "native"
         return self.grad_weight.slice_arguments(part, can_write)
 
-    def add(self, logits: Tensor, part: slice, lse: Tensor, input_is_done: Callable[[], None] | None = None) -> None:
-        """logits (n, V) of the rows `part`; no chunk has more rows than the first.
+    def add(
+        self, logits: Tensor, part: slice, lse: Tensor | None = None, input_is_done: Callable[[], None] | None = None
+    ) -> None:
+        """logits (n, V) of the rows `part`; no chunk has more rows than the first. lse is not looked at.
 
         input_is_done is called between the products: it may begin something with grad_input that runs beside the last.
         """

@@ -1,0 +1,153 @@
+"""Eager losses of few rows, which save the logits' gradient for their backward: what they save, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_dcs_ops import linear_cross_entropy
+from torch_dcs_ops.ops.linear_cross_entropy import few_rows
+
+from linear_cross_entropy.oracle import assert_within_budget, gradients, leaf, make, oracle, relative_error
+
+BF16 = torch.bfloat16
+ROWS, FEATURES = 30, 48
+# Rows of input are scaled where there are more than 2 * FEATURES classes, else the gradient of the logits.
+CLASSES = (2 * FEATURES + 5, 37)
+KINDS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "bias, smoothing, softcap": {"linear_bias": True, "label_smoothing": 0.1, "softcap": 3.0, "logit_scale": 0.7},
+    "class weights, z_loss": {"weight": True, "z_loss": 0.1},
+    "shift, ignore_index": {"shift": True, "ignore_index": -3},
+    "probabilities": {"probabilities": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def _cpus_leave_no_rows_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a CPU would, and form the gradients in forward; the operations are the same on every device."""
+    monkeypatch.setattr(few_rows, "compacts", lambda *_: None)
+
+
+def saved_numbers(loss: Tensor) -> set[int]:
+    """Of elements, of what the node of the loss keeps."""
+    node: Any = loss.grad_fn
+    return {tensor.numel() for tensor in node.saved_tensors if tensor is not None}
+
+
+def call(function: Any, problem: Any, kind: dict[str, Any], leaves: list[Tensor]) -> Tensor:
+    kind = dict(kind)
+    x, w, b = leaves
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    target = problem.probabilities.to(wide) if kind.pop("probabilities", False) else problem.target
+    bias = b if kind.pop("linear_bias", False) else None
+    weight = problem.weight.to(wide) if kind.pop("weight", False) else None
+    result = function(x, w, target, linear_bias=bias, weight=weight, **kind)
+    loss: Tensor = result[0] if isinstance(result, tuple) else result
+    return loss + 0 * b.sum().to(loss.dtype)
+
+
+@pytest.mark.parametrize("upstream", [1.0, -0.3])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("classes", CLASSES)
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.each_value
+def test_gradients(device: str, name: str, classes: int, dtype: torch.dtype, upstream: float) -> None:
+    ignore_index = KINDS[name].get("ignore_index", -100)
+    problem = make((3, ROWS // 3), FEATURES, classes, dtype, device, ignore_index=ignore_index)
+    operands = problem.input, problem.linear_weight, problem.linear_bias
+    found = []
+    for function, of in ((linear_cross_entropy, dtype), (oracle, dtype), (oracle, torch.float64)):
+        leaves = [leaf(tensor.to(of)) for tensor in operands]
+        loss = call(function, problem, KINDS[name], leaves)
+        found.append(gradients(loss, *leaves, grad=torch.full_like(loss, upstream)))
+    assert [tensor.dtype for tensor in found[0]] == [dtype] * 3
+    assert [tensor.shape for tensor in found[0]] == [tensor.shape for tensor in operands]
+    assert all(tensor.is_contiguous() for tensor in found[0][:2])
+    count = 3 if "linear_bias" in KINDS[name] else 2
+    if dtype == torch.float64:  # the oracle's own roundings: sums of up to 101 terms, a softmax and two factors
+        budget = 101 * torch.finfo(dtype).eps
+        assert all(relative_error(a, b) <= budget for a, b in zip(found[0][:count], found[2][:count], strict=True))
+        return
+    assert_within_budget(*(values[:count] for values in found), factors=(1.5,) * count)
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+def test_what_is_saved(device: str, classes: int) -> None:
+    """The gradient of the logits and the operands; two backwards give the same, and a third one may overwrite it."""
+    problem = make((ROWS,), FEATURES, classes, BF16, device)
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+    loss = linear_cross_entropy(*leaves, problem.target)
+    assert saved_numbers(loss) == {ROWS * FEATURES, classes * FEATURES, ROWS, ROWS * classes}
+    upstream = torch.tensor(0.7, device=device)
+    first, second = (torch.autograd.grad(loss, leaves, upstream, retain_graph=True) for _ in range(2))
+    for others in (second, torch.autograd.grad(loss, leaves, upstream)):
+        assert all(torch.equal(a, b) for a, b in zip(first, others, strict=True))
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "filtered": {"grad_filter_eps": 1e-3},
+    "a budget for fewer rows": {"memory_budget": 1},
+    "float32 logits": {"logits_dtype": torch.float32},
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "float16", "more rows than features", "frozen weight", "packed by hooks"])
+def test_others_form_them_in_forward(device: str, name: str) -> None:
+    rows, classes = FEATURES + 1 if name == "more rows than features" else ROWS, 101
+    problem = make((rows,), FEATURES, classes, torch.float16 if name == "float16" else BF16, device)
+    w = problem.linear_weight.requires_grad_(name != "frozen weight")
+    if name == "packed by hooks":
+        shapes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(t.shape) or t, lambda t: t):
+            linear_cross_entropy(leaf(problem.input), w, problem.target)
+        assert (rows, classes) not in shapes
+        return
+    loss = linear_cross_entropy(leaf(problem.input), w, problem.target, **REFUSED.get(name, {}))
+    assert rows * classes not in saved_numbers(loss)
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_some_gradients(device: str, needs: tuple[bool, bool]) -> None:
+    problem = make((ROWS,), FEATURES, 101, torch.float64, device)
+    x, w = problem.input.requires_grad_(needs[0]), problem.linear_weight.requires_grad_(needs[1])
+    leaves = [tensor for tensor in (x, w) if tensor.requires_grad]
+    found = gradients(linear_cross_entropy(x, w, problem.target), *leaves)
+    torch.testing.assert_close(found, gradients(oracle(x, w, problem.target)[0], *leaves), rtol=1e-12, atol=1e-14)
+
+
+def test_many_upstream_gradients_at_once(device: str) -> None:
+    problem = make((ROWS,), FEATURES, 101, torch.float64, device)
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+    many = torch.tensor([1.0, -0.5, 3.0], dtype=torch.float64, device=device)
+    found = torch.autograd.grad(linear_cross_entropy(*leaves, problem.target), leaves, many, is_grads_batched=True)
+    one = gradients(linear_cross_entropy(*leaves, problem.target), *leaves)
+    for batch, single in zip(found, one, strict=True):
+        torch.testing.assert_close(batch, many.view(-1, 1, 1) * single)
+
+
+def test_second_derivatives_and_the_lse(device: str) -> None:
+    """The saved gradient is of the loss alone, and has no derivative: then all is made again."""
+    problem = make((6,), 8, 11, torch.float64, device)
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+
+    def penalty(function: Any, **keywords: Any) -> list[Tensor]:
+        loss, lse, *_ = function(*leaves, problem.target, **keywords)
+        first = torch.autograd.grad(loss + lse.square().sum(), leaves, create_graph=True)
+        return gradients(sum(gradient.square().sum() for gradient in first), *leaves)
+
+    torch.testing.assert_close(penalty(linear_cross_entropy, return_lse=True), penalty(oracle))
+
+
+@pytest.mark.parametrize("upstream", [0.0, math.inf, math.nan])
+def test_any_upstream(device: str, upstream: float) -> None:
+    problem = make((ROWS,), FEATURES, 101, BF16, device, ignored=0.0)
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+    grad = torch.tensor(upstream, device=device)
+    for gradient in gradients(linear_cross_entropy(*leaves, problem.target), *leaves, grad=grad):
+        assert bool((gradient == 0).all()) if upstream == 0 else not bool(gradient.isfinite().any())

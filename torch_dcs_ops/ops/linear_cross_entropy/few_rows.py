@@ -1,0 +1,72 @@
+"""An eager loss of few rows: forward saves the logits' gradient, and backward forms the others of it.
+
+Gradients that are formed in forward are scaled in backward: linear_weight's (V, D) is read and written once more where
+the gradient of the loss is not 1, as under a division by the number of accumulated steps. The logits' gradient (N, V)
+of up to D rows is no larger, so it is saved instead, and the scaling is of rows of input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...reference.linear_cross_entropy.loss import Needs, Options
+from . import alignment
+from .gradients import ExactGradients, Gradients
+from .plan import make_plan, single_chunk
+from .scale import scaled
+from .valid_rows import compacts
+
+
+def saves_logits_gradient(
+    input: Tensor, linear_weight: Tensor, target: Tensor, options: Options, needs: Needs, need_predictions: bool
+) -> bool:
+    """Whether a reduced loss, called directly, saves the gradient of its logits for the backward.
+
+    float16 has no room for 1/N in it. Ignored rows that would be left out, and copies of linear_weight that both passes
+    would make, are worth more.
+    """
+    rows, (classes, features) = input.shape[:-1].numel(), linear_weight.shape
+    if not needs.linear_weight or not 0 < rows <= features or input.dtype == torch.float16:
+        return False
+    if options.grad_filter_eps or options.logits_dtype not in (None, input.dtype):
+        return False
+    plan = make_plan(
+        rows, features, classes, input.dtype, input.dtype, input.device.type, True, options.memory_budget,
+        options.accumulate_dtype,
+    )  # fmt: skip
+    if plan.rows < rows or compacts(input, linear_weight, target, need_predictions) is not None:
+        return False
+    return not alignment.copies_weight(rows, linear_weight)
+
+
+def gradients_of_saved(
+    logits_gradient: Tensor,
+    grad_loss: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    needs: Needs,
+    may_overwrite: bool,
+) -> Gradients:
+    """Those of input, linear_weight and linear_bias, in their dtypes. may_overwrite: logits_gradient (N, V)."""
+    rows, (classes, features) = input.reshape(-1, input.size(-1)), linear_weight.shape
+    scales_rows = classes > 2 * features  # of input, and of its gradient: fewer elements than those of the logits
+    if scales_rows:
+        rows = scaled(rows.contiguous(), grad_loss, rows.dtype, False)
+    else:
+        whole = alignment.widened(logits_gradient, logits_gradient.stride(0))
+        logits_gradient = scaled(whole, grad_loss, whole.dtype, may_overwrite)[:, :classes]
+    grad_input = input.new_empty(rows.shape if needs.input else 0)
+    plan, word = single_chunk(rows.size(0), classes, input.dtype), alignment.word(rows.size(0), linear_weight)
+    total = ExactGradients(plan, rows, linear_weight, grad_input, needs, input.dtype, word)
+    total.add(logits_gradient, slice(0, rows.size(0)))
+    found = total.result()
+    if needs.input:
+        if scales_rows:
+            scaled(grad_input, grad_loss, input.dtype, True)
+        found = found._replace(input=grad_input.view(input.shape))
+    if linear_bias is not None and needs.linear_bias:
+        grad_bias = scaled(found.linear_bias, grad_loss, linear_bias.dtype, False) if scales_rows else found.linear_bias
+        found = found._replace(linear_bias=grad_bias.to(linear_bias.dtype))
+    return found
