@@ -185,6 +185,11 @@ _SCHEMAS = (
     "_tied(Tensor value, Tensor operand) -> Tensor",
     # output = input·factor, rounded once; output may be input.
     "_scale(Tensor input, Tensor factor, Tensor(a!) output) -> ()",
+    # (3,): what a mean of the rows' losses divides by; what the logits' gradient is multiplied by, the reciprocal or,
+    # where that is finite, a boost other than 0; and what it lacks then.
+    "_mean_factors(Tensor target, Tensor? weight, int ignore_index, float boost, Tensor(a!) factors) -> ()",
+    # mean = sum(values) / divisor.
+    "_mean(Tensor values, Tensor divisor, Tensor(a!) mean) -> ()",
     "softmax(Tensor input, int dim=-1) -> Tensor",
     # softmax's derivative, in either mode: (grad - sum(grad·output))·output.
     "_softmax_backward(Tensor grad, Tensor output, int dim) -> Tensor",
@@ -232,5 +237,7 @@ vocab_parallel_backward = torch.ops.dcs._vocab_parallel_backward.default
 vocab_parallel_kl_div = torch.ops.dcs._vocab_parallel_kl_div.default
 tied = torch.ops.dcs._tied.default
 scale = torch.ops.dcs._scale.default
+mean_factors = torch.ops.dcs._mean_factors.default
+mean = torch.ops.dcs._mean.default
 softmax = torch.ops.dcs.softmax.default
 softmax_backward = torch.ops.dcs._softmax_backward.default

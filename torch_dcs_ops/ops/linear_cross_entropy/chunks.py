@@ -19,7 +19,7 @@ from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from . import alignment
 from .filter import FilteredGradients, filter_steps
 from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
-from .half_range import boosted, half_boost
+from .mean import MeanFactors, factors_of, mean_of
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
 from .valid_rows import Learned, ValidRows, compacts, row_count, valid_rows
 
@@ -55,16 +55,12 @@ def forward(
     _check_targets(target, options, linear_weight.size(0))
     is_half = input.dtype == torch.float16
     late = is_half and needs is not None and any(needs)
-    divisor: Tensor | None = None
-    grad_scale = input.new_empty(0, dtype=row_dtype(input.dtype))
+    factors: MeanFactors | None = None
 
     def upstream() -> Upstream:
-        nonlocal divisor, grad_scale
-        divisor = _divisor(target, weight, options, input.dtype)
-        grad_loss = None if divisor is None else divisor.reshape(1).reciprocal()
-        if late:
-            grad_loss, grad_scale = boosted(grad_loss, half_boost(linear_weight, target, weight, options))
-        return Upstream(loss=grad_loss)
+        nonlocal factors
+        factors = factors_of(linear_weight, target, weight, options, is_boosted=late)
+        return Upstream(loss=factors.loss)
 
     rows, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs, upstream, need_predictions, need_entropy,
@@ -75,10 +71,10 @@ def forward(
     # A copy, not a view: users may change what they get in place.
     if len(lead) != 1:
         rows = Rows(*(values.view(lead).clone() if want else values for values, want in zip(rows, wanted, strict=True)))
+    assert factors is not None
     if options.reduction != "none":
-        total = rows.loss.sum()
-        rows = rows._replace(loss=total if divisor is None else total / divisor)
-    return rows, gradients, grad_scale
+        rows = rows._replace(loss=mean_of(rows.loss, factors.divisor))
+    return rows, gradients, factors.lacking
 
 
 def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:

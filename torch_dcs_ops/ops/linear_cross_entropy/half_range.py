@@ -22,17 +22,21 @@ _LARGEST = 65504.0
 _BOUNDS = (2.0**-40, 2.0**40)
 
 
+def fixed_boost(linear_weight: Tensor, target: Tensor, weight: Tensor | None, options: Options) -> float | None:
+    """The factor, where it does not depend on what tensors hold."""
+    if weight is None and not target.is_floating_point() and linear_weight.device.type != "cpu":
+        return _boost((1 + _of_z_loss(options)) * abs(options.logit_scale))
+    return None
+
+
 def half_boost(linear_weight: Tensor, target: Tensor, weight: Tensor | None, options: Options) -> Tensor:
     """The factor, float32 (1,)."""
-    # |lse| is at most the largest logit and the logarithm of the number of classes.
-    scale = abs(options.logit_scale)
-    of_z_loss = 2 * options.z_loss * _LARGEST * max(scale, 1.0)
-    is_cpu = linear_weight.device.type == "cpu"
-    if weight is None and not target.is_floating_point() and not is_cpu:
-        return linear_weight.new_full((1,), _boost((1 + of_z_loss) * scale), dtype=torch.float32)
-    bound = _bounded((_row_bound(target, weight, options) + of_z_loss) * scale)
+    fixed = fixed_boost(linear_weight, target, weight, options)
+    if fixed is not None:
+        return linear_weight.new_full((1,), fixed, dtype=torch.float32)
+    bound = _bounded((_row_bound(target, weight, options) + _of_z_loss(options)) * abs(options.logit_scale))
     boost = _MOST_GRADIENT / bound
-    if is_cpu:
+    if linear_weight.device.type == "cpu":
         # input's gradient leaves the product in float16. Of a row of the logits' gradient the absolute values sum to
         # twice its bound at most.
         lowest, highest = torch.aminmax(linear_weight)
@@ -47,6 +51,11 @@ def boosted(scale: Tensor | None, boost: Tensor) -> tuple[Tensor, Tensor]:
     # Over weights that sum to 0 it goes to valid rows alone, as in F.cross_entropy: ignored ones keep the 0.
     is_finite = scale.isfinite()
     return torch.where(is_finite, boost, scale), torch.where(is_finite, scale / boost, 1)
+
+
+def _of_z_loss(options: Options) -> float:
+    """What bounds the derivative of a row's z-loss: |lse| is at most the largest logit and the logarithm of V."""
+    return 2 * options.z_loss * _LARGEST * max(abs(options.logit_scale), 1.0)
 
 
 def _boost(bound: float) -> float:
