@@ -24,7 +24,6 @@ LONG_FILES: tuple[str, ...] = ()
 LONG_FUNCTIONS = {
     "csrc/cuda/scan/columns/block_columns.cuh:block_columns_kernel",
     "csrc/cuda/scan/columns/split_columns.cuh:split_columns_kernel",
-    "csrc/cuda/scan/long_rows/async_stream.cuh:async_stream_kernel",
     "csrc/cuda/scan/long_rows/bulk_stream.cuh:bulk_stream_kernel",
     "csrc/cuda/scan/long_rows/few_rows.cuh:few_rows_kernel",
     "csrc/cuda/scan/long_rows/few_rows_gated.cuh:few_rows_gated_kernel",

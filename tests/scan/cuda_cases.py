@@ -75,8 +75,8 @@ def _long_rows() -> list[Problem]:
             Problem("bulk_stream_kernel", (60, 5122 * full), dtype, "constant step", backward=True),
             Problem("bulk_stream_kernel", (264, 5122 * full), dtype, "constant step", backward=True),
             Problem("serial_columns_kernel", (16, 20_001 * full), dtype, 1.5),
-            Problem("async_stream_kernel", (264, 10_240 * full), dtype),
-            Problem("async_stream_kernel", (264, 10_240 * full), dtype, "step", backward=True),
+            Problem("bulk_stream_kernel", (264, 10_240 * full), dtype),
+            Problem("bulk_stream_kernel", (264, 10_240 * full), dtype, "step", backward=True),
         ]
     problems += [
         Problem("resident_rows_kernel", (16, 262_144), BFLOAT, backward=backward) for backward in (False, True)
@@ -101,7 +101,8 @@ def _rows() -> list[Problem]:
             problems += [
                 Problem("packed_rows_kernel", (1000, 8 * full), dtype, backward=backward),
                 Problem("warp_rows_kernel", (300, 64 * full), dtype, backward=backward),
-                Problem("tile_rows_kernel", (40, 33 * full), dtype, backward=backward),
+                Problem("small_rows_kernel", (40, 33 * full), dtype, backward=backward),
+                Problem("tile_rows_kernel", (8, 60_000), dtype, "row", backward=backward),
                 Problem("long_rows_kernel", (140, 20_001), dtype, reset=True, initial=True, backward=backward),
                 Problem("long_rows_kernel", (3, 600_003), dtype, backward=backward),
                 Problem("flat_rows_kernel", (500, 3001), dtype, reset=True, initial=True, backward=backward),
@@ -120,10 +121,10 @@ def _rows() -> list[Problem]:
             Problem("small_rows_kernel", (5, 30_001), dtype, "step", reset=True, initial=True, backward=True),
             Problem("small_rows_kernel", (1000, 8 * full), dtype, "step", backward=True),
             Problem("small_rows_kernel", (1000, 11 * full), dtype, "row", backward=True),
-            Problem("tile_rows_kernel", (1000, 11 * full), dtype, backward=True),
+            Problem("flat_rows_kernel", (100_000, 11 * full), dtype, backward=True),
             Problem("small_rows_kernel tile_rows_kernel", (50, 4096), dtype, "step", backward=True),
             Problem("tile_rows_kernel", (400, 4096), dtype, "step", backward=True),
-            Problem("tile_rows_kernel", (2, 40_008), dtype, "row", backward=True),
+            Problem("small_rows_kernel", (2, 40_008), dtype, "row", backward=True),
             Problem("long_rows_kernel", (140, 20_000), dtype, "step", reset=True, backward=True),
             Problem("small_rows_kernel", (999, 77), dtype, "step", backward=True),
         ]
@@ -143,8 +144,8 @@ def _columns() -> list[Problem]:
         problems += [
             Problem("warp_columns_kernel", (100, 16_384 * full // 2), dtype, backward=True),
             Problem("warp_columns_kernel", (100, 8192 * full // 2), dtype, "row"),
-            Problem("split_columns_kernel", (1024, 320), dtype),
-            Problem("split_columns_kernel", (1200, 2208), dtype, "row"),
+            Problem("split_columns_kernel", (500, 1600), dtype),
+            Problem("split_columns_kernel", (1024, 1600), dtype, "row"),
             Problem("split_columns_kernel", (70, 4608), dtype),
             Problem("split_columns_kernel", (64, 96), dtype),
             Problem("split_columns_kernel", (200, 1600), dtype),
@@ -169,8 +170,9 @@ def _columns() -> list[Problem]:
             Problem("few_steps_kernel", (3, 600_000), dtype, "row", reset=True, initial=True, backward=True),
         ]
     problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
-    problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT) for steps in (70, 200, 300, 1024)]
-    problems.append(Problem("split_columns_kernel", (1024, 96), HALF))
+    problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT) for steps in (70, 200, 300, 512)]
+    problems.append(Problem("split_columns_kernel", (512, 96), HALF))
+    problems.append(Problem("split_columns_kernel", (1200, 2208), HALF, "row"))
     for dtype in (DOUBLE, COMPLEX):
         problems.append(Problem("resident_columns_kernel", (300, 40), dtype, "step", backward=True))
         problems.append(Problem("serial_columns_kernel", (20, 30_000), dtype, "row", backward=True))
@@ -195,7 +197,7 @@ def _others() -> list[Problem]:
         problems.append(Problem("window_direct_kernel", (30, 500), dtype, window=7))
         composed = "window_leaves_kernel window_compose_kernel window_store_kernel"
         problems.append(Problem(composed, (30, 500), dtype, "step", window=100, reset=True))
-    problems.append(Problem("tile_rows_kernel total_kernel", (40, 3000), FLOAT, backward=True))
+    problems.append(Problem("tile_rows_kernel total_kernel", (80, 3000), FLOAT, backward=True))
     return problems
 
 

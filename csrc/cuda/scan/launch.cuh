@@ -28,42 +28,27 @@ void launch_blocks(const AlignedPlan& plan, Kernel kernel, int64_t blocks, int64
   launch_dependent(kernel, blocks <= plan.dependent_blocks, blocks, threads, shared, stream, arguments...);
 }
 
-template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>
-void launch_rows_in(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
+template <typename T, bool kStep, bool kBackward>
+void launch_tile_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
   constexpr int kVec = 16 / sizeof(T);
   RowsParams params{};
   params.problem = problem;
   params.tiles = plan.tiles;
-  params.rows = problem.rows();
-  params.packed_rows = plan.packed_rows;
-  params.length = plan.packed_rows ? plan.packed_rows * problem.length : problem.length;
-  params.padded = ceil_div(params.length, kVec) * kVec;
-  if (plan.packed_rows) {
-    params.whole_end = params.length == plan.tile_elements ? static_cast<uint32_t>(params.rows / plan.packed_rows) : 0;
-  } else {
-    params.whole_begin = problem.reverse && params.padded != params.length ? 1 : 0;
-    params.whole_end = static_cast<uint32_t>(params.length / plan.tile_elements);
-  }
-  const int64_t blocks = plan.packed_rows ? ceil_div(params.rows, plan.packed_rows) : params.rows * plan.tiles;
-  const bool sums = kBackward && !kStep && plan.packed_rows;
-  const size_t shared = sums ? plan.tile_elements / kVec * sizeof(float) : 0;
-  const auto kernel = tile_rows_kernel<T, kStep, kBackward, kPacked, kReverse>;
-  if (!kPacked && plan.cluster) {
+  params.padded = ceil_div(problem.length, kVec) * kVec;
+  params.whole_begin = problem.reverse && params.padded != problem.length ? 1 : 0;
+  params.whole_end = static_cast<uint32_t>(problem.length / plan.tile_elements);
+  const int64_t blocks = problem.rows() * plan.tiles;
+  const auto kernel =
+      problem.reverse ? tile_rows_kernel<T, kStep, kBackward, true> : tile_rows_kernel<T, kStep, kBackward, false>;
+  if (plan.cluster) {
     // More than 8 blocks need leave. The attribute belongs to the device; setting it again costs less than a launch.
     if (plan.tiles > 8) cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute cluster = in_clusters_of(plan.tiles);
-    const cudaLaunchConfig_t config =
-        launch_config(blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, &cluster, 1);
+    const cudaLaunchConfig_t config = launch_config(blocks, 32 * plan.warps, 0, stream, &cluster, 1);
     cudaLaunchKernelEx(&config, kernel, params);
     return;
   }
-  launch_blocks(plan, kernel, blocks, 32 * plan.warps, static_cast<int64_t>(shared), stream, params);
-}
-
-template <typename T, bool kStep, bool kBackward, bool kPacked>
-void launch_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  if (problem.reverse) launch_rows_in<T, kStep, kBackward, kPacked, true>(problem, plan, stream);
-  else launch_rows_in<T, kStep, kBackward, kPacked, false>(problem, plan, stream);
+  launch_blocks(plan, kernel, blocks, 32 * plan.warps, 0, stream, params);
 }
 
 template <typename T, bool kBackward>
@@ -223,14 +208,6 @@ void launch_thread_rows(const ScanProblem& problem, const AlignedPlan& plan, cud
       static_cast<int>(problem.length * sizeof(T) / 16), problem.reverse);
 }
 
-template <typename T, bool kStep, bool kBackward>
-void launch_tile_rows(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  if constexpr (!kStep) {
-    if (plan.packed_rows) return launch_rows<T, kStep, kBackward, true>(problem, plan, stream);
-  }
-  launch_rows<T, kStep, kBackward, false>(problem, plan, stream);
-}
-
 // The kernels that no plan has for all gates, or only forward, are compiled for those alone.
 template <typename T, bool kStep, bool kBackward>
 void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
@@ -254,9 +231,6 @@ void launch_aligned(const ScanProblem& problem, const AlignedPlan& plan, void* w
       if constexpr (kHalf && !kStep) launch_resident<T, kBackward>(problem, plan, workspace, stream);
       break;
     case AlignedKernel::kBulkStream: launch_bulk_stream<T, kStep, kBackward>(problem, plan, workspace, stream); break;
-    case AlignedKernel::kAsyncStream:
-      if constexpr (kStep || !kBackward) launch_async_stream<T, kStep, kBackward>(problem, plan, stream);
-      break;
     case AlignedKernel::kWarpColumns:
       if constexpr (kHalf || !kStep || kBackward) launch_warp_columns<T, kStep, kBackward>(problem, plan, stream);
       break;

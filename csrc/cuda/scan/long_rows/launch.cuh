@@ -1,5 +1,5 @@
-// Launches the kernels of long rows: those that blocks share (bulk_stream.cuh), take alone (there, async_stream.cuh),
-// or hold on the chip together (resident.cuh).
+// Launches the kernels of long rows: those that blocks share or take alone (bulk_stream.cuh), or hold on the chip
+// together (resident.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,6 @@
 #include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/traits.h"
 #include "scan/long_rows/bulk_stream.cuh"
-#include "scan/long_rows/async_stream.cuh"
 
 namespace dcs {
 
@@ -79,18 +78,6 @@ void launch_stream_with(int threads, int shared, int window, const StreamParams&
   }
 }
 
-template <typename T, bool kStep, bool kBackward>
-void launch_async_stream(const ScanProblem& problem, const AlignedPlan& plan, cudaStream_t stream) {
-  constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0), kChunks = stream_chunks(kTensors);
-  const auto launch = [&](auto reverse) {
-    launch_stream_with<async_stream_kernel<T, kStep, kBackward, reverse(), kChunks>>(kStreamThreads,
-        stream_shared_bytes(kTensors, kChunks), kStreamThreads, stream_params<T>(problem, plan, nullptr), stream);
-  };
-  if (problem.reverse) launch(std::true_type());
-  else launch(std::false_type());
-}
-
-// The streaming kernel of devices with bulk copies.
 template <typename T, bool kStep, bool kBackward, bool kReverse, bool kWholeRows>
 void launch_bulk_stream_in(const ScanProblem& problem, const AlignedPlan& plan, void* workspace, cudaStream_t stream) {
   constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
@@ -121,7 +108,7 @@ void launch_bulk_stream(const ScanProblem& problem, const AlignedPlan& plan, voi
       launch_bulk_stream_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
     else launch_bulk_stream_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
   };
-  if constexpr (kBackward && !kStep) {
+  if constexpr (!kStep) {
     if (plan.row_per_block) {
       launch(std::true_type());
       return;

@@ -6,7 +6,7 @@
 
 namespace dcs {
 
-// The gamma of the tile's rows, where there is none a step.
+// The gamma of the tile's row, where there is none a step.
 template <typename Kind>
 struct RowsGammas {
   static constexpr bool kShort = Kind::kShort;
@@ -46,23 +46,20 @@ struct LaneScan {
   __device__ __forceinline__ double carry_into(int k) const {
     return narrow ? static_cast<double>(carry_in[k]) : wide_carries[2 * k];
   }
-  __device__ __forceinline__ Segment<double> chunk_segment(int k, uint32_t closed) const {
-    return {total_of(k), chunk_gates[kStep ? k : 0], (closed >> k & 1) != 0};
-  }
+  __device__ __forceinline__ double gates_of(int k) const { return chunk_gates[kStep ? k : 0]; }
 
   // `carry_gates(k, to)`: a vector's step gates as factors of the carry's products.
   template <typename CarryGates>
-  __device__ __forceinline__ void run(const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts,
-      const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
-    choose(at, gammas, carry_gates);
-    if (narrow) scan(float{}, at, cuts, gammas, carry_gates);
-    else scan(double{}, at, cuts, gammas, carry_gates);
+  __device__ __forceinline__ void run(
+      const RowsTile<Kind>& at, const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
+    choose(gammas, carry_gates);
+    if (narrow) scan(float{}, at, gammas, carry_gates);
+    else scan(double{}, at, gammas, carry_gates);
   }
 
  private:
   template <typename CarryGates>
-  __device__ __forceinline__ void choose(
-      const RowsTile<Kind>& at, const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
+  __device__ __forceinline__ void choose(const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
     if constexpr (kStep) {
       float most = 0.f;
       bool fits = true;
@@ -94,8 +91,8 @@ struct LaneScan {
   }
 
   template <typename V, typename CarryGates>
-  __device__ __forceinline__ void scan(V, const RowsTile<Kind>& at, const RowsCuts<Kind>& cuts,
-      const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
+  __device__ __forceinline__ void scan(
+      V, const RowsTile<Kind>& at, const RowsGammas<Kind>& gammas, const CarryGates& carry_gates) {
     constexpr bool kWide = std::is_same_v<V, double>;
     const int lane = at.lane;
     V total[kChunks];
@@ -127,14 +124,13 @@ struct LaneScan {
     }
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
-      if (Kind::kPacked && d >= at.time / kVec) break;  // no row reaches farther
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         const V other = shuffle_up(total[k], d);
         V factor;
         if constexpr (kStep) factor = across[k];
         else factor = static_cast<V>(squared);
-        if (cuts.reach[k] >= d) total[k] = fold(total[k], factor, other);
+        if (lane >= d) total[k] = fold(total[k], factor, other);
         if constexpr (kStep) {
           const V other_gates = shuffle_up(across[k], d);
           if (lane >= d) across[k] = times(across[k], other_gates);

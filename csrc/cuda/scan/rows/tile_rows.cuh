@@ -1,4 +1,4 @@
-// Scans along contiguous time. A block takes a tile: a segment of one row, or several whole short rows. A lane holds
+// Scans along contiguous time. A block takes a tile: a row, or its segment for a block of a cluster. A lane holds
 // kChunks vectors of 16 bytes, 32 vectors apart, so that loads and stores are whole lines; a vector is scanned
 // serially, vectors across the warp by shuffles (lane_scan.cuh), warps through shared memory, the tiles of a row
 // through that of a cluster (warp_carries.cuh). The last step runs the plain recurrence again from each vector's carry.
@@ -12,9 +12,9 @@
 namespace dcs {
 
 // A block's tile, from its loads to its stores. Arrays are no members: those stay in registers.
-template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>
+template <typename T, bool kStep, bool kBackward, bool kReverse>
 struct TileRowsScan {
-  using Kind = RowsKind<T, kStep, kPacked, kReverse>;
+  using Kind = RowsKind<T, kStep, kReverse>;
   static constexpr int kVec = Kind::kVec, kChunks = Kind::kChunks;
   static constexpr int kTensors = 1 + (kStep ? 1 : 0) + (kBackward ? 1 : 0);
   static constexpr int kGateTensor = kStep ? 1 : 0, kSavedTensor = kTensors - 1;
@@ -45,7 +45,7 @@ struct TileRowsScan {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
         const int64_t next = at.base + (kReverse ? at.address(k) - 1 : at.address(k) + kVec);
-        saved_next[k] = at.lane == 31 && next >= 0 && next < at.length ? saved[next - at.base] : cast<T>(0.f);
+        saved_next[k] = at.lane == 31 && next >= 0 && next < p.length ? saved[next - at.base] : cast<T>(0.f);
       }
     }
   }
@@ -70,7 +70,7 @@ struct TileRowsScan {
       turn(g, kReverse);
       const int first = at.address(k);
       const int64_t before = at.base + (kReverse ? first + kVec : first - 1);
-      T previous = before >= 0 && before < at.length ? gates[before - at.base] : cast<T>(0.f);
+      T previous = before >= 0 && before < p.length ? gates[before - at.base] : cast<T>(0.f);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         const T mine = g.get(i);
@@ -84,7 +84,7 @@ struct TileRowsScan {
 
   // Scans each vector from a zero carry.
   __device__ __forceinline__ void scan_vectors(
-      const Words& words, const RowsGammas<Kind>& gammas, const RowsCuts<Kind>& cuts, LaneScan<Kind>& lanes) const {
+      const Words& words, const RowsGammas<Kind>& gammas, LaneScan<Kind>& lanes) const {
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       float values[kVec], factors[kVec];
@@ -96,7 +96,7 @@ struct TileRowsScan {
         const float
             value = values[i],
             factor = factors[i];  // here: beside the comparison of i they would be indexed by what it is compared with
-        if (cuts.is_cut(at, k, i)) y = value;
+        if (at.starts(k, i)) y = value;
         else y = i == 0 ? value : advance(gammas, value, factor, y);
       }
       lanes.vector_total[k] = y;
@@ -104,57 +104,36 @@ struct TileRowsScan {
   }
   // A vector's gates as factors of the carry's products. No carry enters a row's first step, so its gate, which may be
   // a NaN, has no part in them.
-  __device__ __forceinline__ void carry_gates(
-      const Words& words, const RowsCuts<Kind>& cuts, int k, float (&to)[kVec]) const {
+  __device__ __forceinline__ void carry_gates(const Words& words, int k, float (&to)[kVec]) const {
     step_gates(words, k, to);
-    if constexpr (!kPacked) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        const float factor = to[i];
-        to[i] = cuts.is_cut(at, k, i) ? 1.f : factor;
-      }
+    for (int i = 0; i < kVec; ++i) {
+      const float factor = to[i];
+      to[i] = at.starts(k, i) ? 1.f : factor;
     }
   }
 
   // The recurrence from the carry into a vector, which becomes the one behind it.
-  __device__ __forceinline__ Word scan_vector(Words& words, const RowsGammas<Kind>& gammas, const RowsCuts<Kind>& cuts,
-      const LaneScan<Kind>& lanes, int k, double& carry) const {
+  __device__ __forceinline__ Word scan_vector(
+      Words& words, const RowsGammas<Kind>& gammas, const LaneScan<Kind>& lanes, int k, double& carry) const {
     // Half precision stays packed between the two readings: as floats they would take twice the registers.
     if constexpr (sizeof(T) == 2) {
       Word& here = words[k];
       asm volatile("" : "+r"(here.words[0]), "+r"(here.words[1]), "+r"(here.words[2]), "+r"(here.words[3]));
     }
-    const bool entered = cuts.open >> k & 1;
-    float y = entered ? cast<float>(fold(lanes.carry_into(k), lanes.lane_gates[kStep ? k : 0], carry))
-                      : cast<float>(lanes.carry_into(k));
-    carry = after(lanes.chunk_segment(k, cuts.closed), carry);
+    float y = cast<float>(fold(lanes.carry_into(k), lanes.lane_gates[kStep ? k : 0], carry));
+    carry = fold(lanes.total_of(k), lanes.gates_of(k), carry);
     float values[kVec], factors[kVec];
     read(words, 0, k, values);
     step_gates(words, k, factors);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       const float value = values[i], factor = factors[i];
-      if (cuts.is_cut(at, k, i)) y = value;
+      if (at.starts(k, i)) y = value;
       else y = advance(gammas, value, factor, y);
       values[i] = y;
     }
     return pack_in_order<kReverse, T>(values);
-  }
-  // Of packed rows: eight lanes a row add its vectors' sums (a vector lies in one row, and no row is padded).
-  __device__ __forceinline__ void store_row_sums(float* grad_gamma, const float* vector_sums) const {
-    __syncthreads();
-    const int per_row = at.time / kVec;
-    for (int r = threadIdx.x / 8; r < (at.rows_here + 3) / 4 * 4; r += blockDim.x / 8) {
-      float part = 0.f;
-      if (r < at.rows_here)
-        for (int v = threadIdx.x % 8; v < per_row; v += 8) part = part + vector_sums[r * per_row + v];
-#pragma unroll
-      for (int d = 4; d > 0; d /= 2) part = part + shuffle(part, at.lane / 8 * 8 + (at.lane + d) % 8);
-      if (threadIdx.x % 8 == 0 && r < at.rows_here) {
-        float* to = grad_gamma + row_offset(at.packed_row(r), p.inner, p.grad_gamma_strides);
-        for (int64_t j = 0; j < p.partials; ++j) to[j] = j ? 0.f : part;
-      }
-    }
   }
   __device__ __forceinline__ void store_sum(float* grad_gamma, float sum, float* sums) const {
     sum = block_sum(sum, sums, at.lane, at.warp, at.warps);
@@ -165,52 +144,46 @@ struct TileRowsScan {
   }
 };
 
-template <typename T, bool kStep, bool kBackward, bool kPacked, bool kReverse>
-__global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxWarps : kTileWarps),
-    kStep&& kBackward        ? 2
-        : kStep || kBackward ? 3
-        : !kPacked           ? 2
-                             : 4) tile_rows_kernel(const __grid_constant__ RowsParams params) {
-  using Scan = TileRowsScan<T, kStep, kBackward, kPacked, kReverse>;
+template <typename T, bool kStep, bool kBackward, bool kReverse>
+__global__ void __launch_bounds__(32 * (kStep || kBackward ? kTileWarps : kMaxWarps), kStep == kBackward ? 2 : 3)
+    tile_rows_kernel(const __grid_constant__ RowsParams params) {
+  using Scan = TileRowsScan<T, kStep, kBackward, kReverse>;
   using Kind = typename Scan::Kind;
   constexpr int kVec = Scan::kVec, kChunks = Scan::kChunks;
   using Word = typename Scan::Word;
   const ScanProblem& p = params.problem;
   overlap_launches();
-  if (!kPacked && params.tiles > 1) arrive_in_cluster();
+  if (params.tiles > 1) arrive_in_cluster();
   const RowsTile<Kind> at(params);
   const Scan scan{params, p, at};
   const T* input = at.tile_of(static_cast<const T*>(p.input), p.input_strides);
   const T* gates = nullptr;
   if constexpr (kStep) gates = at.tile_of(static_cast<const T*>(p.gamma), p.gamma_strides);
 
-  extern __shared__ __align__(16) unsigned char dynamic_shared[];
   typename Scan::Words words;
   typename Scan::SavedNext saved_next;
   scan.load(input, gates, words, saved_next);
   const RowsGammas<Kind> gammas(at);
-  const RowsCuts<Kind> cuts(at);
   if constexpr (kStep) {
     if (p.shifted) scan.shift_gates(gates, words);
   }
 
   LaneScan<Kind> lanes;
-  scan.scan_vectors(words, gammas, cuts, lanes);
+  scan.scan_vectors(words, gammas, lanes);
   double wide_carries[2 * kChunks];
   lanes.wide_carries = wide_carries;
   asm volatile("" : "+l"(lanes.wide_carries));  // keeps the array out of registers
-  lanes.run(at, cuts, gammas, [&](int k, float (&to)[kVec]) { scan.carry_gates(words, cuts, k, to); });
+  lanes.run(at, gammas, [&](int k, float (&to)[kVec]) { scan.carry_gates(words, k, to); });
 
   double carry = 0.0;
-  if (at.warps > 1) carry = carry_across_warps(at, cuts, lanes);
+  if (at.warps > 1) carry = carry_across_warps(at, lanes);
 
-  float* vector_sums = reinterpret_cast<float*>(dynamic_shared);  // packed backward: one a vector of the tile
   T* output = at.tile_of(static_cast<T*>(p.output), p.output_strides);
   float sum = 0.f;
 #pragma unroll
   for (int k = 0; k < kChunks; ++k) {
     const int first = at.address(k);
-    const Word result = scan.scan_vector(words, gammas, cuts, lanes, k, carry);
+    const Word result = scan.scan_vector(words, gammas, lanes, k, carry);
     if (at.whole) *reinterpret_cast<Word*>(output + at.address(0) + k * at.apart()) = result;
     else store_vector<T, kVec>(output, first, at.low, at.high, result);
     if constexpr (kBackward) {
@@ -226,10 +199,8 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
       for (int i = 0; i < kVec; ++i) {
         const int s = at.position(k) + i;
         float other = i + 1 < kVec ? after_each[(i + 1) % kVec] : beyond;
-        bool last = false;  // the adjoint's last step of a row is the forward's first, which had no carry
-        if (kPacked) last = s >= at.pad && i + 1 == kVec && (s - at.pad) % at.time == at.time - 1;
-        else last = at.start + s - at.pad == at.length - 1;
-        if (last) other = cast<float>(0.0);
+        // The adjoint's last step of a row is the forward's first, which had no carry.
+        if (at.start + s - at.pad == p.length - 1) other = cast<float>(0.0);
         float term = 0.f;
         if (at.inside(s)) term = plain_step(term, other, rounded[i]);
         terms[i] = term;
@@ -238,21 +209,14 @@ __global__ void __launch_bounds__(32 * (!kPacked && !kStep && !kBackward ? kMaxW
       if constexpr (kStep) {
         store_vector<T, kVec>(at.tile_of(static_cast<T*>(p.grad_gamma), p.grad_gamma_strides), first, at.low, at.high,
             pack_in_order<kReverse, T>(terms));
-      } else if (kPacked) {
-        vector_sums[at.first_vector + k * 32] = vector_sum;
       } else {
         sum = sum + vector_sum;
       }
     }
   }
   if constexpr (kBackward && !kStep) {
-    float* grad_gamma = static_cast<float*>(p.grad_gamma);
-    if (kPacked) {
-      scan.store_row_sums(grad_gamma, vector_sums);
-    } else {
-      __shared__ float sums[kMaxWarps];
-      scan.store_sum(grad_gamma, sum, sums);
-    }
+    __shared__ float sums[kMaxWarps];
+    scan.store_sum(static_cast<float*>(p.grad_gamma), sum, sums);
   }
 }
 

@@ -61,17 +61,12 @@ class AlignedPlanner {
     }
     if (contiguous && rows > 1 && length < segment) {
       if (step || !rows_are_aligned(vec, true) || length % vec) return false;
-      plan.warps = kPackedWarps;
-      while (plan.warps > 1 && rows * length < segment * plan.warps * device_.multiprocessors * 2) plan.warps /= 2;
-      plan.packed_rows = segment * plan.warps / length;
-      plan.tile_elements = segment * plan.warps;
       // As long as rows leave no more than a quarter of a warp's lanes idle.
       const int64_t span = length / vec;
+      const bool packs = span <= 32 && 32 / span * span >= 24;
       plan.warp_chunks = warp_chunks(false);
-      if (plan.warp_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
-      else if (span <= 32 && 32 / span * span >= 24) plan.kernel = AlignedKernel::kPackedRows;
-      // Other rows with gammas of their own are flat rows' (rows.h).
-      return plan.kernel != AlignedKernel::kTileRows || has_one_gamma(p_);
+      plan.kernel = plan.warp_chunks > 0 ? AlignedKernel::kWarpRows : AlignedKernel::kPackedRows;
+      return plan.warp_chunks > 0 || packs;
     }
     // A short strided row would leave most of its warp idle.
     if (length < 64 || !rows_are_aligned(vec, rows == 1)) return false;
@@ -82,7 +77,8 @@ class AlignedPlanner {
       plan.tile_elements = segment * plan.warps;
       plan.warp_chunks = warp_chunks(true);
       if (plan.warp_chunks > 0) plan.kernel = AlignedKernel::kWarpRows;
-      return true;
+      return step || plan.warp_chunks > 0 ||
+          (!are_few_elements() && 100 * length >= kTilePercent * segment * plan.warps);
     }
     // Too few rows to fill the GPU: what counts is how soon a tile knows its carry. Elsewhere a cluster waits where the
     // stream does not.
@@ -91,6 +87,7 @@ class AlignedPlanner {
     const bool twice = few && length > segment * kTileWarps * device_.cluster && !step && !p_.backward;
     const int64_t cluster_tile = segment * kTileWarps * (twice ? 2 : 1);
     if (few && !gated_forward && length <= cluster_tile * device_.cluster) {
+      if (are_few_elements()) return false;
       plan.cluster = true;
       plan.warps = kTileWarps * (twice ? 2 : 1);
       plan.tile_elements = cluster_tile;
@@ -98,6 +95,11 @@ class AlignedPlanner {
       return true;
     }
     return plan_stream(plan);
+  }
+
+  // Whose bytes are asked for at once elsewhere (rows/small_rows.cuh).
+  bool are_few_elements() const {
+    return p_.rows() * p_.length * bytes_of(p_.dtype) < kFewTileBytes * device_.multiprocessors;
   }
 
   bool plan_stream(AlignedPlan& plan) const {
@@ -109,29 +111,18 @@ class AlignedPlanner {
     const auto flat = plan_flat_rows(p_, device_);
     if (flat && flat->cluster == 1 && (has_one_gamma(p_) || !p_.backward)) return false;
     if (p_.gamma_kind != GammaKind::kRow && plan_small_rows(p_, device_)) return false;
-    if (kStreamBytes > device_.shared_bytes) return false;
     plan.warps = kTileWarps;
     // Rows in nearly full waves of blocks need no block to wait for another.
     const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
     plan.row_per_block = fill(2 * device_.multiprocessors);
     const bool has_bulk_stream = device_.cluster > 0 &&
         bulk_stream_shared_bytes(tensors, bytes, step) + kBulkStreamStaticBytes <= device_.shared_bytes;
-    // Rows that single blocks take stay with the async stream where its tiles fill them: one that is not whole would be
-    // slow there. But a backward with a shared gamma does not.
-    const bool sums = p_.backward && !step;
-    const int64_t stream_tile = int64_t{kStreamThreads} * stream_chunks(tensors) * vec;
-    if (plan.row_per_block && !sums && length % stream_tile == 0) {
-      plan.kernel = AlignedKernel::kAsyncStream;
-      plan.tile_elements = stream_tile;
-      plan.tiles = length / stream_tile;
-      return true;
-    }
     if (!has_bulk_stream || !powers_fold(p_)) return false;
     plan.kernel = AlignedKernel::kBulkStream;
-    if (sums) plan.row_per_block = fill(device_.multiprocessors);
-    plan.row_sums = plan.row_per_block && sums;
+    if (p_.backward && !step) plan.row_per_block = fill(device_.multiprocessors);
+    const bool whole_rows = plan.row_per_block && !step;
     if (!plan.row_per_block && plan_resident(plan)) return true;
-    const BulkStreamSize size = bulk_stream_size(tensors, bytes, step, plan.row_sums);
+    const BulkStreamSize size = bulk_stream_size(tensors, bytes, step, whole_rows);
     plan.tile_elements = int64_t{32} * size.warps * size.vectors * vec;
     plan.tiles = ceil_div(length, plan.tile_elements);
     if (!plan.row_per_block)
@@ -226,23 +217,35 @@ class AlignedPlanner {
       }
     }
     const bool floats_back = p_.backward && bytes == 4;  // two tensors of floats do not fit
-    if (step || floats_back || p_.length < 2 * kSplitSteps || !column_groups(kSplitBlockColumns)) return false;
+    if (step || floats_back || p_.length < 2 * kSplitSteps || column_groups(kSplitBlockColumns) == 0) return false;
     if (bytes == 4 && are_small_columns()) return false;
     // A block that goes on to another round of a column's steps waits 3 to 5 us for memory, which takes longer than
-    // that round among all multiprocessors (columns/resident_columns.cuh).
+    // that round among all multiprocessors (columns/resident_columns.cuh); so do the blocks of a few columns.
     const bool one_round = p_.length <= kSplitSteps * kSplitSegments;
-    if (!one_round && 2 * column_groups(kSplitBlockColumns) < device_.multiprocessors) return false;
+    const int64_t groups = column_groups(kSplitBlockColumns);
+    if (!one_round && (bytes == 4 || 2 * groups < device_.multiprocessors)) return false;
+    if (p_.length > kLongestFewSplit && kFewSplitShare * groups < device_.multiprocessors) return false;
     const int64_t segments = std::min<int64_t>(ceil_div(p_.length, kSplitSteps), kSplitSegments),
                   warps = ceil_div(segments * bytes, 4);
     if (split_shared_bytes(warps * 4 / bytes, (p_.backward ? 2 : 1) * bytes) + kStaticBytes > device_.shared_bytes)
       return false;
     plan.kernel = AlignedKernel::kSplitColumns;
-    plan.in_turn = 2 * column_groups(kSplitBlockColumns) >= device_.multiprocessors;
+    plan.in_turn = 2 * groups >= device_.multiprocessors;
     plan.warps = static_cast<int>(warps);
     return true;
   }
 
-  bool plan_columns(AlignedPlan& plan) const { return plan_wide_columns(plan) || plan_block_columns(plan); }
+  bool plan_columns(AlignedPlan& plan) const {
+    return !threads_outrun_warps() && (plan_wide_columns(plan) || plan_block_columns(plan));
+  }
+
+  // Few steps of one gamma a column, which threads take faster than warps and blocks (columns/serial_columns.cuh): of
+  // floats all, of half precision those whose steps are neither few bytes a multiprocessor nor many.
+  bool threads_outrun_warps() const {
+    if (p_.length > kFewWarpSteps || p_.gamma_kind == GammaKind::kStep) return false;
+    const int64_t step_bytes = p_.rows() * bytes_of(p_.dtype) / device_.multiprocessors;
+    return bytes_of(p_.dtype) == 4 || (step_bytes > kFewStepColumns && step_bytes <= kManyStepColumns);
+  }
 
   // Scans whose threads are on the GPU at once (columns/small_columns.cuh): block columns take 1.2 times their time in
   // half precision and 1.6 times in single, split columns 0.76 and 1.2 (69 random problems).
@@ -257,6 +260,7 @@ class AlignedPlanner {
     plan.kernel = AlignedKernel::kBlockColumns;
     const int64_t bytes = bytes_of(p_.dtype);
     const bool step = p_.gamma_kind == GammaKind::kStep, forward = !p_.backward;
+    if (p_.length > (bytes == 2 || step ? kLongestBlocks : kLongestFloatBlocks)) return false;
     // Pairs of columns halve the blocks: only where enough are left.
     const bool can_pair = (bytes == 2 || forward) && columns_pair(p_);
     const bool pairs = can_pair && p_.rows() >= 64 * 2 * device_.multiprocessors;
@@ -288,8 +292,7 @@ class AlignedPlanner {
     const bool at_once = p_.length <= plan.warps * steps;
     if (at_once && (p_.length <= kLongestBlockPass || 3 * blocks >= device_.multiprocessors)) return true;
     // Fewer blocks than multiprocessors: with per-step gammas, where columns are not long.
-    if (blocks < device_.multiprocessors)
-      return step && p_.length <= kLongestFewBlocks && 10 * blocks >= 8 * device_.multiprocessors;
+    if (blocks < device_.multiprocessors) return step && 10 * blocks >= 8 * device_.multiprocessors;
     // Blocks of so many warps take a multiprocessor each: the last of them at once, or others wait.
     const int64_t rounds = plan.warps < 32 ? 1 : ceil_div(blocks, device_.multiprocessors);
     return rounds == 1 || 10 * blocks >= 8 * rounds * device_.multiprocessors;

@@ -19,7 +19,6 @@ inline const char* name_of(AlignedKernel kernel) {
     case AlignedKernel::kFewRows: return "few_rows";
     case AlignedKernel::kResidentRows: return "resident_rows";
     case AlignedKernel::kBulkStream: return "bulk_stream";
-    case AlignedKernel::kAsyncStream: return "async_stream";
     case AlignedKernel::kWarpColumns: return "warp_columns";
     case AlignedKernel::kSplitColumns: return "split_columns";
     case AlignedKernel::kBlockColumns: return "block_columns";
@@ -61,7 +60,7 @@ inline void describe_launch(const DirectWindowPlan&, JsonObject&) {}
 inline void describe_launch(const ComposedWindowPlan& plan, JsonObject& launch) { launch.add("rows", plan.rows); }
 inline void describe_launch(const AlignedPlan& plan, JsonObject& launch) {
   launch.add("warps", plan.warps).add("tiles", plan.tiles);
-  launch.add_set("tile_elements", plan.tile_elements).add_set("packed_rows", plan.packed_rows);
+  launch.add_set("tile_elements", plan.tile_elements);
   launch.add_set("columns", plan.columns > 1 ? plan.columns : 0).add_set("long_segments", plan.long_segments);
   launch.add_set("cluster", plan.cluster)
       .add_set("row_per_block", plan.row_per_block)

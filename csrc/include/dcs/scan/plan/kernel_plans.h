@@ -23,7 +23,6 @@ enum class AlignedKernel {
   kFewRows,       // long_rows/few_rows.cuh, long_rows/few_rows_gated.cuh
   kResidentRows,  // long_rows/resident.cuh
   kBulkStream,    // long_rows/bulk_stream.cuh
-  kAsyncStream,   // long_rows/async_stream.cuh
   kWarpColumns,   // columns/warp_columns.cuh
   kSplitColumns,  // columns/split_columns.cuh
   kBlockColumns,  // columns/block_columns.cuh
@@ -36,7 +35,6 @@ struct AlignedPlan {
   bool long_segments = false;  // of block columns: twice the steps a thread
   int64_t tile_elements = 0;
   int64_t tiles = 1;
-  int64_t packed_rows = 0;     // of a tile
   bool cluster = false;        // the tiles of a row are the blocks of a cluster
   bool row_per_block = false;  // of a stream: a block takes whole rows
   int64_t workspace_bytes = 0;
@@ -46,7 +44,6 @@ struct AlignedPlan {
   int row_clusters = 0;     // clusters of a row whose blocks read again what lies before them (long_rows/few_rows.cuh,
                             // long_rows/few_rows_gated.cuh)
   int most_shared = 0;      // bytes that one block can have
-  bool row_sums = false;    // gamma's gradient is summed over whole rows
   int64_t dependent_blocks =
       0;  // so many may begin as the launch before them ends, where they need not be resident together
   int resident_rounds = 0;  // rounds in which all blocks together hold all rows on the chip (long_rows/resident.cuh)
@@ -55,7 +52,7 @@ struct AlignedPlan {
     return cluster || row_clusters > 0 || (kernel == AlignedKernel::kBulkStream && !row_per_block);
   }
   int64_t partials() const {
-    return row_sums ? 1 : resident_rounds ? kResidentWarps * tiles : tiles;
+    return row_per_block ? 1 : resident_rounds ? kResidentWarps * tiles : tiles;
   }  // of a row's part of gamma's gradient
 };
 

@@ -7,7 +7,6 @@
 namespace dcs {
 
 constexpr int kTileWarps = 8;
-constexpr int kPackedWarps = 2;     // of a block of packed rows, if that holds a row
 constexpr int kHalfWarpSteps = 32;  // of a thread where half a warp takes a segment of time
 constexpr int kPairWarps = 4;       // of a block of pairs of columns
 constexpr int kMaxCluster = 16;
@@ -24,26 +23,20 @@ constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 // elements of a warp's segment.
 constexpr int kRowChunks = 4;
 inline int64_t warp_elements(int64_t bytes) { return 32 * (16 / bytes) * kRowChunks; }
+// With one gamma: of a multiprocessor's bytes and of the segments of a row that are its own, at least. Below them the
+// kernels of any shape take 0.66 to 1.0 of its time, above them 1.1 to 1.35 times as much.
+constexpr int64_t kFewTileBytes = 6 << 10, kTilePercent = 70;
 
-// The streaming kernel (long_rows/async_stream.cuh): vectors of a thread, and how many tiles it keeps in shared memory,
-// for so many tensors read.
-constexpr int kStreamThreads = 256;
-constexpr int kStreamBytes = 96 << 10;  // of shared memory: two blocks a multiprocessor
-constexpr int stream_chunks(int tensors) { return tensors == 1 ? 8 : tensors == 2 ? 4 : 2; }
-constexpr int stream_stages(int tensors, int chunks) { return kStreamBytes / (tensors * chunks * kStreamThreads * 16); }
-constexpr int stream_shared_bytes(int tensors, int chunks) {
-  return stream_stages(tensors, chunks) * tensors * chunks * kStreamThreads * 16;
-}
-
-// Its form for devices with bulk copies (long_rows/bulk_stream.cuh), one block a multiprocessor.
+// The streaming kernel of devices with bulk copies (long_rows/bulk_stream.cuh), one block a multiprocessor.
 struct BulkStreamSize {
   int warps, vectors, stages, ahead;
 };
 // Forward, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the
 // totals late.
 constexpr BulkStreamSize bulk_stream_size(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
+  // No block waits: more warps instead of tiles ahead.
+  if (whole_rows) return tensors == 1 ? BulkStreamSize{16, 5, 5, 1} : BulkStreamSize{16, 3, 4, 1};
   if (tensors == 1) return {8, 11, 5, 2};
-  if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
   if (tensors == 3) return bytes == 2 ? BulkStreamSize{12, 3, 4, 1} : BulkStreamSize{9, 3, 5, 2};
   if (step) return bytes == 2 ? BulkStreamSize{6, 7, 5, 2} : BulkStreamSize{5, 9, 5, 2};
   return {8, 5, 5, 2};
@@ -71,9 +64,15 @@ constexpr int warp_column_stages(int tensors, int64_t bytes) {
 }
 constexpr int64_t kLongestFloatCarry = 4096;  // in half precision, carried in float
 
+// Steps of block columns at most; of floats with one gamma. Beyond them resident columns take 0.7 to 1.0 of their time.
+constexpr int64_t kLongestBlocks = 2048, kLongestFloatBlocks = 512;
 // Of block columns that are too few to give every multiprocessor a block: steps that a block takes at once, in any
-// case; steps where they give four of five one.
-constexpr int64_t kLongestBlockPass = 512, kLongestFewBlocks = 2048;
+// case.
+constexpr int64_t kLongestBlockPass = 512;
+
+// Few steps of one gamma, which serial columns take in 0.72 to 0.98 of the time of warps and blocks: steps; of half
+// precision, the bytes of a step and multiprocessor from which and up to which they do.
+constexpr int64_t kFewWarpSteps = 32, kFewStepColumns = 256, kManyStepColumns = 1024;
 
 constexpr int64_t kFewColumnSteps = 16;  // that columns/few_steps.cuh and columns/serial_columns.cuh take
 
@@ -82,6 +81,8 @@ constexpr int64_t kFewColumnSteps = 16;  // that columns/few_steps.cuh and colum
 constexpr int kSplitBlockColumns = 32;
 constexpr int kSplitSteps = 32;
 constexpr int kSplitSegments = 32;
+// Of more steps, not with fewer blocks than such a share of the multiprocessors: resident columns take 0.9 of the time.
+constexpr int64_t kLongestFewSplit = 512, kFewSplitShare = 8;
 constexpr int split_shared_bytes(int64_t segments, int64_t bytes) {
   return static_cast<int>(segments) * kSplitBlockColumns * (2 * 8 + kSplitSteps * static_cast<int>(bytes));
 }
