@@ -108,7 +108,7 @@ void launch_bulk_stream(const ScanProblem& problem, const AlignedPlan& plan, voi
       launch_bulk_stream_in<T, kStep, kBackward, true, whole_rows()>(problem, plan, workspace, stream);
     else launch_bulk_stream_in<T, kStep, kBackward, false, whole_rows()>(problem, plan, workspace, stream);
   };
-  if constexpr (!kStep) {
+  if constexpr (kBackward && !kStep) {
     if (plan.row_per_block) {
       launch(std::true_type());
       return;

@@ -34,9 +34,8 @@ struct BulkStreamSize {
 // Forward, the totals are known two tiles ahead, which leaves one or two tiles on their way; more of them make the
 // totals late.
 constexpr BulkStreamSize bulk_stream_size(int tensors, int64_t bytes, bool step, bool whole_rows = false) {
-  // No block waits: more warps instead of tiles ahead.
-  if (whole_rows) return tensors == 1 ? BulkStreamSize{16, 5, 5, 1} : BulkStreamSize{16, 3, 4, 1};
   if (tensors == 1) return {8, 11, 5, 2};
+  if (whole_rows) return {16, 3, 4, 1};  // no block waits: more warps instead of tiles ahead
   if (tensors == 3) return bytes == 2 ? BulkStreamSize{12, 3, 4, 1} : BulkStreamSize{9, 3, 5, 2};
   if (step) return bytes == 2 ? BulkStreamSize{6, 7, 5, 2} : BulkStreamSize{5, 9, 5, 2};
   return {8, 5, 5, 2};
