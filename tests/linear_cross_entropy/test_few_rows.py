@@ -16,7 +16,6 @@ from linear_cross_entropy.oracle import assert_within_budget, gradients, leaf, m
 
 BF16 = torch.bfloat16
 ROWS, FEATURES = 30, 48
-# Rows of input are scaled where there are more than 2 * FEATURES classes, else the gradient of the logits.
 CLASSES = (2 * FEATURES + 5, 37)
 KINDS: dict[str, dict[str, Any]] = {
     "mean": {},
@@ -94,12 +93,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "filtered": {"grad_filter_eps": 1e-3},
     "a budget for fewer rows": {"memory_budget": 1},
     "float32 logits": {"logits_dtype": torch.float32},
+    "few classes": {},
 }
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "float16", "more rows than features", "frozen weight", "packed by hooks"])
 def test_others_form_them_in_forward(device: str, name: str) -> None:
-    rows, classes = FEATURES + 1 if name == "more rows than features" else ROWS, 101
+    rows, classes = FEATURES + 1 if name == "more rows than features" else ROWS, 2 if name == "few classes" else 101
     problem = make((rows,), FEATURES, classes, torch.float16 if name == "float16" else BF16, device)
     w = problem.linear_weight.requires_grad_(name != "frozen weight")
     if name == "packed by hooks":
@@ -151,3 +151,42 @@ def test_any_upstream(device: str, upstream: float) -> None:
     grad = torch.tensor(upstream, device=device)
     for gradient in gradients(linear_cross_entropy(*leaves, problem.target), *leaves, grad=grad):
         assert bool((gradient == 0).all()) if upstream == 0 else not bool(gradient.isfinite().any())
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+def test_an_upstream_that_has_a_sign_beside_it(device: str, classes: int) -> None:
+    """Such a tensor is not what its memory says; nor is the input's layout what the rows' is."""
+    problem = make((ROWS,), FEATURES, classes, torch.float64, device)
+    x = leaf(problem.input.t().contiguous().t())
+    w = leaf(problem.linear_weight)
+    upstream = torch.tensor(0.3, dtype=torch.float64, device=device)
+    found = gradients(linear_cross_entropy(x, w, problem.target), x, w, grad=torch._neg_view(upstream))
+    exact = gradients(oracle(x, w, problem.target)[0], x, w, grad=-upstream)
+    torch.testing.assert_close(found, exact)
+
+
+def test_products_that_are_in_range_where_factors_are_not(device: str) -> None:
+    """input times the upstream gradient would be infinite, and 0 times that NaN."""
+    x, w = torch.zeros(2, 16, device=device), torch.zeros(50, 16, device=device)
+    x[0, 0], x[1], w[0, 0] = 1e20, 1.0, 1.0
+    target, upstream = torch.tensor([0, 1], device=device), torch.tensor(1e19, device=device)
+    leaves = [leaf(x), leaf(w)]
+    found = gradients(linear_cross_entropy(*leaves, target), *leaves, grad=upstream)
+    torch.testing.assert_close(found, gradients(oracle(*leaves, target)[0], *leaves, grad=upstream))
+
+
+def test_a_backward_without_memory_may_be_tried_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make((ROWS,), FEATURES, 37, BF16, device)
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+    loss = linear_cross_entropy(*leaves, problem.target)
+    upstream = torch.tensor(0.5, device=device)
+    exact = torch.autograd.grad(loss, leaves, upstream, retain_graph=True)
+
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(few_rows, "ExactGradients", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.autograd.grad(loss, leaves, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(loss, leaves, upstream), exact, strict=True))

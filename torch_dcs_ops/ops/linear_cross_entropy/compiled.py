@@ -87,7 +87,7 @@ def gradients_of_saved(
     needs: Needs,
 ) -> list[Tensor | None]:
     """Those of input, linear_weight and linear_bias, by the compiler's own operations."""
-    rows, grad_input = input.reshape(-1, input.size(-1)), None
+    rows, grad_input = input.reshape(-1, input.size(-1)).contiguous(), None
     if needs.input:
         grad_input = scaled(torch.mm(logits_gradient, linear_weight), grad_loss, input.dtype, False).reshape(
             input.shape

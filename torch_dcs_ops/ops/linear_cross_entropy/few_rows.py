@@ -2,7 +2,7 @@
 
 Gradients that are formed in forward are scaled in backward: linear_weight's (V, D) is read and written once more where
 the gradient of the loss is not 1, as under a division by the number of accumulated steps. The logits' gradient (N, V)
-of up to D rows is no larger, so it is saved instead, and the scaling is of rows of input.
+of up to D rows is no larger, so it is saved and scaled instead. Every backward of a graph that is kept forms them anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def saves_logits_gradient(
         rows, features, classes, input.dtype, input.dtype, input.device.type, True, options.memory_budget,
         options.accumulate_dtype,
     )  # fmt: skip
-    if plan.rows < rows or compacts(input, linear_weight, target, need_predictions) is not None:
+    is_smaller = rows * plan.stride <= classes * features
+    if plan.rows < rows or not is_smaller or compacts(input, linear_weight, target, need_predictions) is not None:
         return False
     return not alignment.copies_weight(rows, linear_weight)
 
@@ -49,24 +50,22 @@ def gradients_of_saved(
     needs: Needs,
     may_overwrite: bool,
 ) -> Gradients:
-    """Those of input, linear_weight and linear_bias, in their dtypes. may_overwrite: logits_gradient (N, V)."""
-    rows, (classes, features) = input.reshape(-1, input.size(-1)), linear_weight.shape
-    scales_rows = classes > 2 * features  # of input, and of its gradient: fewer elements than those of the logits
-    if scales_rows:
-        rows = scaled(rows.contiguous(), grad_loss, rows.dtype, False)
-    else:
-        whole = alignment.widened(logits_gradient, logits_gradient.stride(0))
-        logits_gradient = scaled(whole, grad_loss, whole.dtype, may_overwrite)[:, :classes]
+    """Those of input, linear_weight and linear_bias, in their dtypes. may_overwrite: logits_gradient (N, V).
+
+    It is scaled, and not what it is multiplied by, which may leave the range where these products do not.
+    """
+    rows, linear_weight = alignment.operands(input.reshape(-1, input.size(-1)), linear_weight)
+    count, word = rows.size(0), alignment.word(rows.size(0), linear_weight)
+    plan = single_chunk(count, linear_weight.size(0), input.dtype)
     grad_input = input.new_empty(rows.shape if needs.input else 0)
-    plan, word = single_chunk(rows.size(0), classes, input.dtype), alignment.word(rows.size(0), linear_weight)
+    # Has its memory before anything is overwritten: who runs out of it may call again.
     total = ExactGradients(plan, rows, linear_weight, grad_input, needs, input.dtype, word)
-    total.add(logits_gradient, slice(0, rows.size(0)))
+    whole = alignment.widened(logits_gradient, logits_gradient.stride(0))
+    whole = scaled(whole, grad_loss, whole.dtype, may_overwrite)
+    total.add(whole[:, : logits_gradient.size(1)], slice(0, count))
     found = total.result()
     if needs.input:
-        if scales_rows:
-            scaled(grad_input, grad_loss, input.dtype, True)
         found = found._replace(input=grad_input.view(input.shape))
     if linear_bias is not None and needs.linear_bias:
-        grad_bias = scaled(found.linear_bias, grad_loss, linear_bias.dtype, False) if scales_rows else found.linear_bias
-        found = found._replace(linear_bias=grad_bias.to(linear_bias.dtype))
+        found = found._replace(linear_bias=found.linear_bias.to(linear_bias.dtype))
     return found

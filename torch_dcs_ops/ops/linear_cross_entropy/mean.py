@@ -1,7 +1,7 @@
 """A mean of the rows' losses: what it divides by, and what the logits' gradient is multiplied by.
 
-On CUDA one launch makes each of the two, of up to `_MOST_ROWS` rows, by a single block; torch's operations, which all
-others take, are four launches of some 2 us, and twelve for float16.
+On CUDA one launch makes the factors, and one the mean, of up to `_MOST_ROWS` rows, by a single block. Torch's
+operations, which all others take, are six launches of some 2 us, and fifteen for float16.
 """
 
 from __future__ import annotations
