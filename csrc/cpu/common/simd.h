@@ -31,14 +31,15 @@ DCS_INLINE Vector load(const Half* from) {
 }
 DCS_INLINE void store(double* to, Vector v) { _mm512_storeu_pd(to, v); }
 DCS_INLINE void store(float* to, Vector v) { _mm256_storeu_ps(to, _mm512_cvtpd_ps(v)); }
+// Rounded to nearest even. A NaN, which the conversion to float has made quiet, stays as it is.
 DCS_INLINE void store(BFloat16* to, Vector v) {
-  const __m256i bits = _mm256_castps_si256(_mm512_cvtpd_ps(v));
+  const __m256 floats = _mm512_cvtpd_ps(v);
+  const __m256i bits = _mm256_castps_si256(floats);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __mmask8 is_number = _mm256_cmp_ps_mask(floats, floats, _CMP_ORD_Q);
   const __m256i rounded =
-      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-  const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
-  const __mmask8 is_nan = _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtepi32_epi16(_mm256_mask_mov_epi32(rounded, is_nan, nan)));
+      _mm256_mask_add_epi32(bits, is_number, bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtepi32_epi16(_mm256_srli_epi32(rounded, 16)));
 }
 DCS_INLINE void store(Half* to, Vector v) {
   const __m512 wide = _mm512_castps256_ps512(_mm512_cvtpd_ps(v));
@@ -217,14 +218,15 @@ DCS_INLINE void store_each(T* to, Vector v) {
 }
 
 #if defined(__AVX2__)
+// Rounded to nearest even. A NaN, which the conversion to float has made quiet, stays as it is.
 DCS_INLINE void store(BFloat16* to, Vector v) {
-  const __m128i bits = _mm_castps_si128(_mm256_cvtpd_ps(v));
-  const __m128i high = _mm_srli_epi32(bits, 16);
-  const __m128i odd = _mm_and_si128(high, _mm_set1_epi32(1));
-  const __m128i rounded = _mm_srli_epi32(_mm_add_epi32(bits, _mm_add_epi32(odd, _mm_set1_epi32(0x7fff))), 16);
-  const __m128i is_nan = _mm_cmpgt_epi32(_mm_and_si128(bits, _mm_set1_epi32(0x7fffffff)), _mm_set1_epi32(0x7f800000));
-  const __m128i chosen = _mm_blendv_epi8(rounded, _mm_or_si128(high, _mm_set1_epi32(0x40)), is_nan);
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi32(chosen, chosen));
+  const __m128 floats = _mm256_cvtpd_ps(v);
+  const __m128i bits = _mm_castps_si128(floats);
+  const __m128i odd = _mm_and_si128(_mm_srli_epi32(bits, 16), _mm_set1_epi32(1));
+  const __m128i is_number = _mm_castps_si128(_mm_cmpord_ps(floats, floats));
+  const __m128i rounded = _mm_add_epi32(bits, _mm_and_si128(is_number, _mm_add_epi32(odd, _mm_set1_epi32(0x7fff))));
+  const __m128i high = _mm_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_shuffle_epi8(rounded, high));
 }
 #else
 DCS_INLINE Vector load(const BFloat16* from) { return load_each(from); }

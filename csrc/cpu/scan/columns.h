@@ -197,6 +197,64 @@ DCS_INLINE void fill_last_slot(double* values, int64_t count) {
     for (int i = 0; i < kWidth; ++i) values[slot + i] = last[i];
 }
 
+// Few columns, forward, in kSlots vectors: carries stay in registers, so that a step waits for a multiply-add and not
+// for memory. Vectors that do not divide `count` overlap.
+constexpr int kMostSlots = 4;
+
+template <typename T, bool kStep, bool kReset, int kSlots>
+DCS_SHARED void scan_slots(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count,
+    const double* carries, const double* row_gates) {
+  const bool begins = problem.shifted || problem.initial == nullptr;
+  const int64_t sign = problem.reverse ? -1 : 1, shift = problem.shifted ? 1 : 0, first = begins ? 1 : 0;
+  const int64_t in_step = sign * problem.input_strides.time, out_step = sign * problem.output_strides.time;
+  const T* input = locate(problem, static_cast<const T*>(problem.input), problem.input_strides, outer, inner, 0);
+  T* output = locate(problem, static_cast<T*>(problem.output), problem.output_strides, outer, inner, 0);
+  int64_t at[kSlots];
+  Vector y[kSlots], gates[kSlots];
+  for (int s = 0; s < kSlots; ++s) {
+    at[s] = s * kWidth + kWidth <= count ? s * kWidth : count - kWidth;
+    if constexpr (!kStep) gates[s] = load(row_gates + at[s]);
+    if (begins) {
+      y[s] = load(input + at[s]);
+      store(output + at[s], y[s]);
+    } else {
+      y[s] = load(carries + at[s]);
+    }
+  }
+  input += first * in_step, output += first * out_step;
+  const T* step_gates = nullptr;
+  const bool* reset = nullptr;
+  if (kStep && first < problem.length)
+    step_gates =
+        locate(problem, static_cast<const T*>(problem.gamma), problem.gamma_strides, outer, inner, first - shift);
+  if (kReset && first < problem.length)
+    reset = locate(problem, problem.reset, problem.reset_strides, outer, inner, first - shift);
+  for (int64_t k = first; k < problem.length; ++k, input += in_step, output += out_step) {
+    for (int s = 0; s < kSlots; ++s) {
+      const Vector x = load(input + at[s]);
+      if constexpr (kStep) gates[s] = load(step_gates + at[s]);
+      y[s] = multiply_add(gates[s], y[s], x);
+      if constexpr (kReset) y[s] = select(reset + at[s], x, y[s]);
+      store(output + at[s], y[s]);
+    }
+    if constexpr (kStep) step_gates += sign * problem.gamma_strides.time;
+    if constexpr (kReset) reset += sign * problem.reset_strides.time;
+  }
+}
+
+// False where the columns are too many, or apart.
+template <typename T, bool kStep, bool kReset>
+DCS_INLINE bool scan_few(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count, const double* carries,
+    const double* gates) {
+  if (count > kMostSlots * kWidth || problem.input_strides.inner != 1 || (kStep && problem.gamma_strides.inner != 1) ||
+      (kReset && problem.reset_strides.inner != 1))
+    return false;
+  if (count <= kWidth) scan_slots<T, kStep, kReset, 1>(problem, outer, inner, count, carries, gates);
+  else if (count <= 2 * kWidth) scan_slots<T, kStep, kReset, 2>(problem, outer, inner, count, carries, gates);
+  else scan_slots<T, kStep, kReset, kMostSlots>(problem, outer, inner, count, carries, gates);
+  return true;
+}
+
 template <typename T, bool kStep, bool kReset, bool kBackward>
 void scan_vectors(const ScanProblem& problem, int64_t outer, int64_t inner, int64_t count) {
   constexpr int64_t kMost = kMostColumns + kWidestVector;
@@ -210,11 +268,11 @@ void scan_vectors(const ScanProblem& problem, int64_t outer, int64_t inner, int6
   if (problem.shifted)
     for (int64_t j = 0; j < count; ++j) carries[j] = 0;
   else read_initials<T>(problem, outer, inner, count, carries);
+  if constexpr (!kStep) read_gates(problem, outer, inner, count, gates);
+  if constexpr (!kBackward)
+    if (scan_few<T, kStep, kReset>(problem, outer, inner, count, carries, gates)) return;
   fill_last_slot(carries, count);
-  if constexpr (!kStep) {
-    read_gates(problem, outer, inner, count, gates);
-    fill_last_slot(gates, count);
-  }
+  if constexpr (!kStep) fill_last_slot(gates, count);
   if constexpr (kBackward) read_initials<T>(problem, outer, inner, count, ends);
   if constexpr (kBackward && !kStep)
     for (int64_t j = 0; j < kMost; ++j) sums[j] = 0;

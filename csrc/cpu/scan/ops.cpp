@@ -23,6 +23,16 @@ const Kernels& kernels() {
   return chosen;
 }
 
+// Half a vector of columns: the 256-bit kernels take a vector a step, and no sums across lanes. Of many elements chunks
+// of time, which several threads share, are faster.
+constexpr int64_t kMostOfHalfVectors = 200000, kManyOuter = 64;
+
+const Kernels& kernels_of_columns(const ScanProblem& problem) {
+  const bool has_wider = &kernels() == &kKernelsAvx512 && problem.inner < kWidestVector && !problem.backward;
+  const bool is_small = problem.rows() * problem.length <= kMostOfHalfVectors || problem.outer >= kManyOuter;
+  return has_wider && is_small && kKernelsAvx2.by_columns(problem) ? kKernelsAvx2 : kernels();
+}
+
 // share_out for scans: below 1e5 elements a scan takes less than waking a thread may.
 constexpr int64_t kLeastParallel = 100000;
 
@@ -32,7 +42,7 @@ void share_scan(int64_t count, int64_t elements, const Run& run) {
   share_out(count, elements, run);
 }
 
-void by_columns(const ScanProblem& problem) {
+void by_columns(const ScanProblem& problem, const Kernels& table) {
   // Every column stands for itself, so how they are cut up shows in no bit. Two blocks a thread, one after the other:
   // with one, neighboring threads would write to the cache line where their blocks meet at the same time in every step
   // (640 x 1000 float: 4 times slower than one thread).
@@ -46,7 +56,7 @@ void by_columns(const ScanProblem& problem) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t inner = block % blocks * width;
       const bool is_last = block % blocks == blocks - 1;
-      kernels().columns(problem, block / blocks, inner, is_last ? problem.inner - inner : width);
+      table.columns(problem, block / blocks, inner, is_last ? problem.inner - inner : width);
     }
   });
 }
@@ -149,7 +159,8 @@ void run(const ScanProblem& problem) {
   // A window that reaches beyond the first element cuts nothing.
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
-  if (kernels().by_columns(problem)) return by_columns(problem);
+  const Kernels& of_columns = kernels_of_columns(problem);
+  if (of_columns.by_columns(problem)) return by_columns(problem, of_columns);
   if (kernels().by_chunks(problem)) return by_chunks(problem);
   by_rows(problem);
 }
