@@ -182,27 +182,6 @@ def test_vector_edges_match_float64(length: int) -> None:
         assert_matches_oracle(Case(make((4, length), dtype), None, 0.95, 0, reverse))
 
 
-@pytest.mark.parametrize("kind", ["number", "row", "step"])
-@pytest.mark.parametrize("columns", [4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33])
-def test_vector_edges_of_few_columns_match_float64(columns: int, kind: str) -> None:
-    """In one to four vectors, the last of which overlaps the one before; carries stay in registers."""
-    for dtype in REAL_DTYPES:
-        for case in cases((5, columns), 0, dtype, kind):
-            if case.window is None:
-                assert_matches_oracle(case)
-
-
-@pytest.mark.parametrize("columns", [8, 32, 1 << 16])
-def test_every_bfloat16_is_kept(columns: int) -> None:
-    """A first step's value is stored as it is, but for NaNs, which stay NaNs."""
-    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 1, columns)
-    x = torch.cat((every, torch.zeros_like(every)), 1)
-    found = torch.ops.dcs._scan.default(x, None, 0.5, 1, False, True, None, None, None)[:, :1]
-    number = ~every.isnan()
-    assert torch.equal(found.isnan(), every.isnan())
-    assert torch.equal(found[number].view(torch.int16), every[number].view(torch.int16))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float16], ids=str)
 def test_layouts_match_float64(layout: str, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Rows on CPUs against a loop over time in float64: every kernel that takes them, numbers of rows around lines of 8.
+"""Rows, and few columns, on CPUs against a loop over time in float64: every kernel that takes them.
 
 Rows that follow each other in memory are one sequence (flat) or go step by step, four at a time (interleaved); others
 go eight abreast in lines, and so do chunks of a few; few columns have a kernel of their own. Where rows lie is drawn.
@@ -21,7 +21,8 @@ import torch_dcs_ops  # noqa: F401  (loads the library)
 from torch_dcs_ops import _native
 
 from scan.oracle import REAL_DTYPES
-from scan.test_cpu_kernels import Case, assert_close, oracle
+from scan.test_cpu_kernels import Case, assert_close, assert_matches_oracle, oracle
+from scan.test_cpu_kernels import cases as every_case
 from support.selection import slow
 from support.subprocesses import environment
 
@@ -192,3 +193,24 @@ def test_nothing_beyond_the_operands_is_touched(sizes: str) -> None:
     command = [sys.executable, str(script), sizes]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "untouched", (done.returncode, done.stderr[-2000:])
+
+
+@pytest.mark.parametrize("kind", ["number", "row", "step"])
+@pytest.mark.parametrize("columns", [4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33])
+def test_vector_edges_of_few_columns_match_float64(columns: int, kind: str) -> None:
+    """In one to four vectors, the last of which overlaps the one before; carries stay in registers."""
+    for dtype in REAL_DTYPES:
+        for case in every_case((5, columns), 0, dtype, kind):
+            if case.window is None:
+                assert_matches_oracle(case)
+
+
+@pytest.mark.parametrize("columns", [8, 32, 1 << 16])
+def test_every_bfloat16_is_kept(columns: int) -> None:
+    """A first step's value is stored as it is, but for NaNs, which stay NaNs."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 1, columns)
+    x = torch.cat((every, torch.zeros_like(every)), 1)
+    found = torch.ops.dcs._scan.default(x, None, 0.5, 1, False, True, None, None, None)[:, :1]
+    number = ~every.isnan()
+    assert torch.equal(found.isnan(), every.isnan())
+    assert torch.equal(found[number].view(torch.int16), every[number].view(torch.int16))

@@ -179,9 +179,8 @@ def linear_cross_entropy(
         The loss: float32 for half-precision input, else input's dtype; 0-D, or input's leading shape for "none". With
         return_lse, return_predictions or return_z_loss a tuple (loss, lse, predictions, z-loss) of what was asked for.
 
-    A mean or a sum forms the gradients that are needed in forward, where the logits are; backward() scales them. Of up
-    to D rows it may keep the logits' gradient instead, of which backward() forms them.
-    Reduction "none" and the gradient of the lse make the logits a second time.
+    A mean or a sum forms the gradients that are needed in forward, and backward() scales them; of up to D rows it may
+    keep the logits' gradient instead. Reduction "none" and the gradient of the lse make the logits a second time.
     Differentiable any number of times: derivatives beyond the first, forward mode, and gradients of class probabilities
     or weights hold full float32 logits, and are exact whatever grad_filter_eps is. Works under torch.func,
     torch.compile(fullgraph=True), torch.export and autocast (input, linear_weight and linear_bias as for F.linear).
