@@ -392,5 +392,5 @@ def test_every_instruction_set(isa: str) -> None:
     """
     rows = str(Path(__file__).with_name("test_cpu_rows.py"))
     others = " or layouts or (growing and 2.0) or special or ((chunks or anywhere) and float32)"
-    selected = "vector_edges" + ("" if isa == "avx512" else others)
+    selected = "vector_edges or every_bfloat16" + ("" if isa == "avx512" else others)
     run_with_instruction_set(isa, __file__, rows, "-k", selected)
