@@ -13,18 +13,11 @@ from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy import few_rows
 
 from linear_cross_entropy.oracle import assert_within_budget, gradients, leaf, make, oracle, relative_error
+from linear_cross_entropy.test_saved_gradient import OPTIONS, loss_of
 
 BF16 = torch.bfloat16
 ROWS, FEATURES = 30, 48
 CLASSES = (2 * FEATURES + 5, 37)
-KINDS: dict[str, dict[str, Any]] = {
-    "mean": {},
-    "sum": {"reduction": "sum"},
-    "bias, smoothing, softcap": {"linear_bias": True, "label_smoothing": 0.1, "softcap": 3.0, "logit_scale": 0.7},
-    "class weights, z_loss": {"weight": True, "z_loss": 0.1},
-    "shift, ignore_index": {"shift": True, "ignore_index": -3},
-    "probabilities": {"probabilities": True},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -39,36 +32,24 @@ def saved_numbers(loss: Tensor) -> set[int]:
     return {tensor.numel() for tensor in node.saved_tensors if tensor is not None}
 
 
-def call(function: Any, problem: Any, kind: dict[str, Any], leaves: list[Tensor]) -> Tensor:
-    kind = dict(kind)
-    x, w, b = leaves
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    target = problem.probabilities.to(wide) if kind.pop("probabilities", False) else problem.target
-    bias = b if kind.pop("linear_bias", False) else None
-    weight = problem.weight.to(wide) if kind.pop("weight", False) else None
-    result = function(x, w, target, linear_bias=bias, weight=weight, **kind)
-    loss: Tensor = result[0] if isinstance(result, tuple) else result
-    return loss + 0 * b.sum().to(loss.dtype)
-
-
 @pytest.mark.parametrize("upstream", [1.0, -0.3])
 @pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("classes", CLASSES)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.each_value
 def test_gradients(device: str, name: str, classes: int, dtype: torch.dtype, upstream: float) -> None:
-    ignore_index = KINDS[name].get("ignore_index", -100)
+    ignore_index = OPTIONS[name].get("ignore_index", -100)
     problem = make((3, ROWS // 3), FEATURES, classes, dtype, device, ignore_index=ignore_index)
     operands = problem.input, problem.linear_weight, problem.linear_bias
     found = []
     for function, of in ((linear_cross_entropy, dtype), (oracle, dtype), (oracle, torch.float64)):
         leaves = [leaf(tensor.to(of)) for tensor in operands]
-        loss = call(function, problem, KINDS[name], leaves)
+        loss = loss_of(problem, OPTIONS[name], function)(*leaves)
         found.append(gradients(loss, *leaves, grad=torch.full_like(loss, upstream)))
     assert [tensor.dtype for tensor in found[0]] == [dtype] * 3
     assert [tensor.shape for tensor in found[0]] == [tensor.shape for tensor in operands]
     assert all(tensor.is_contiguous() for tensor in found[0][:2])
-    count = 3 if "linear_bias" in KINDS[name] else 2
+    count = 3 if "linear_bias" in OPTIONS[name] else 2
     if dtype == torch.float64:  # the oracle's own roundings: sums of up to 101 terms, a softmax and two factors
         budget = 101 * torch.finfo(dtype).eps
         assert all(relative_error(a, b) <= budget for a, b in zip(found[0][:count], found[2][:count], strict=True))
