@@ -36,7 +36,7 @@ from .._common.autograd import (
 from . import chunks as driver
 from . import few_rows
 from .compiled import gradients_of_saved, saves_logits_gradient, tied_to_operand
-from .gradients import Upstream
+from .gradients import SavedCall, Upstream
 from .kernel_ops import forward_gradient_dtype
 from .scale import buffers_may_be_private, graph_is_being_freed, scaled
 from .valid_rows import Learned
@@ -128,7 +128,7 @@ class LossFunction(Node):
             torch.is_grad_enabled()
         ):  # fmt: skip
             if ctx.is_saved:
-                found = _of_saved(ctx, gradients[0], grad_loss, input, linear_weight, linear_bias)
+                found = _of_saved(ctx, SavedCall(gradients[0], grad_loss, input, linear_weight, linear_bias))
             else:
                 *gradients, grad_scale = gradients
                 grad_loss = tied_to_operand(grad_loss, (linear_weight, input, linear_bias))
@@ -152,21 +152,13 @@ class LossFunction(Node):
         return (None, *found, None, None, None, None, None)
 
 
-def _of_saved(
-    ctx: Any,
-    logits_gradient: Tensor,
-    grad_loss: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-) -> list[Tensor | None]:
+def _of_saved(ctx: Any, saved: SavedCall) -> list[Tensor | None]:
     """The gradients of input, linear_weight and linear_bias that are needed."""
     needs: Needs = ctx.needs
-    tensors = logits_gradient, grad_loss, input, linear_weight, linear_bias
-    if not (ctx.private and is_direct_call(*tensors)):
-        return gradients_of_saved(*tensors, needs)
+    if not (ctx.private and is_direct_call(*saved)):
+        return gradients_of_saved(saved, needs)
     with torch._C._AutoDispatchBelowAutograd():
-        found = few_rows.gradients_of_saved(*tensors, needs, may_overwrite=graph_is_being_freed())
+        found = few_rows.gradients_of_saved(saved, needs, may_overwrite=graph_is_being_freed())
     return [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ... import _registry
-from ...reference.linear_cross_entropy.loss import Needs, Options, normalizer
+from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import check_target_range, row_dtype
 from . import alignment
 from .filter import FilteredGradients, filter_steps
 from .gradients import ExactGradients, Gradients, SavedLogitsGradient, Upstream
-from .mean import MeanFactors, factors_of, mean_of
+from .mean import MeanFactors, divisor_of, factors_of, mean_of
 from .plan import FilteredPlan, Plan, make_filtered_plan, make_plan, single_chunk, with_padding
 from .valid_rows import Learned, ValidRows, compacts, row_count, valid_rows
 
@@ -77,11 +77,6 @@ def forward(
     return rows, gradients, factors.lacking
 
 
-def _divisor(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
-    """Of a mean."""
-    return normalizer(target, weight, options.ignore_index, row_dtype(dtype)) if options.reduction == "mean" else None
-
-
 def backward(
     upstream: Upstream,
     input: Tensor,
@@ -100,7 +95,7 @@ def backward(
     if loss is None:
         loss = input.new_zeros(1, dtype=dtype)
     else:
-        divisor = _divisor(target, weight, options, input.dtype)
+        divisor = divisor_of(target, weight, options, dtype)
         loss = loss if divisor is None else loss / divisor
     _, gradients = _run(
         input, linear_weight, target, linear_bias, weight, options, needs, Upstream(loss, lse, entropy), False, False,

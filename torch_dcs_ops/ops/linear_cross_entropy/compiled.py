@@ -25,6 +25,7 @@ from .._common import flops
 from .._common.autograd import any_requires_grad, below
 from .._common.validate import dtype_name, fail
 from . import chunks as driver
+from .gradients import SavedCall
 from .kernel_ops import gemm_flops
 from .plan import make_plan, prefers_saved_gradient, single_chunk
 from .scale import may_form_gradients, scaled
@@ -78,15 +79,9 @@ def keeps_logits(input: Tensor, linear_weight: Tensor, target: Tensor, options: 
     return rows * single_chunk(rows, classes, dtype).stride * dtype.itemsize <= options.memory_budget
 
 
-def gradients_of_saved(
-    logits_gradient: Tensor,
-    grad_loss: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    needs: Needs,
-) -> list[Tensor | None]:
+def gradients_of_saved(saved: SavedCall, needs: Needs) -> list[Tensor | None]:
     """Those of input, linear_weight and linear_bias, by the compiler's own operations."""
+    logits_gradient, grad_loss, input, linear_weight, linear_bias = saved
     rows, grad_input = input.reshape(-1, input.size(-1)).contiguous(), None
     if needs.input:
         grad_input = scaled(torch.mm(logits_gradient, linear_weight), grad_loss, input.dtype, False).reshape(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from . import alignment
-from .gradients import ExactGradients, Gradients
+from .gradients import ExactGradients, Gradients, SavedCall
 from .plan import make_plan, single_chunk
 from .scale import scaled
 from .valid_rows import compacts
@@ -41,19 +41,12 @@ def saves_logits_gradient(
     return not alignment.copies_weight(rows, linear_weight)
 
 
-def gradients_of_saved(
-    logits_gradient: Tensor,
-    grad_loss: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    linear_bias: Tensor | None,
-    needs: Needs,
-    may_overwrite: bool,
-) -> Gradients:
-    """Those of input, linear_weight and linear_bias, in their dtypes. may_overwrite: logits_gradient (N, V).
+def gradients_of_saved(saved: SavedCall, needs: Needs, may_overwrite: bool) -> Gradients:
+    """Those of input, linear_weight and linear_bias, in their dtypes. may_overwrite: the logits' gradient.
 
     It is scaled, and not what it is multiplied by, which may leave the range where these products do not.
     """
+    logits_gradient, grad_loss, input, linear_weight, linear_bias = saved
     rows, linear_weight = alignment.operands(input.reshape(-1, input.size(-1)), linear_weight)
     count, word = rows.size(0), alignment.word(rows.size(0), linear_weight)
     plan = single_chunk(count, linear_weight.size(0), input.dtype)

@@ -34,6 +34,16 @@ class Gradients(NamedTuple):
     linear_bias: Tensor
 
 
+class SavedCall(NamedTuple):
+    """What a backward has of a loss whose forward saved the gradient of the logits, (N, V)."""
+
+    logits_gradient: Tensor
+    grad_loss: Tensor
+    input: Tensor
+    linear_weight: Tensor
+    linear_bias: Tensor | None
+
+
 class ExactGradients:
     """Takes the logits' gradient, which the row op has left in their place; `dtype` is that of the results.
 

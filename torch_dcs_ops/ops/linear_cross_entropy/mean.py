@@ -43,13 +43,16 @@ def factors_of(
         weight = None if weight is None else weight.to(dtype).contiguous()
         _registry.mean_factors(target.reshape(-1).contiguous(), weight, options.ignore_index, boost, factors)
         return MeanFactors(factors[0], factors[1:2], factors[2:] if is_boosted else nothing)
-    divisor = None
-    if options.reduction == "mean":
-        divisor = normalizer(target, weight, options.ignore_index, dtype)
+    divisor = divisor_of(target, weight, options, dtype)
     scale = None if divisor is None else divisor.reshape(1).reciprocal()
     if not is_boosted:
         return MeanFactors(divisor, scale, nothing)
     return MeanFactors(divisor, *boosted(scale, half_boost(linear_weight, target, weight, options)))
+
+
+def divisor_of(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
+    """Of a mean, 0-D; None of others."""
+    return normalizer(target, weight, options.ignore_index, dtype) if options.reduction == "mean" else None
 
 
 def mean_of(loss: Tensor, divisor: Tensor | None) -> Tensor:

@@ -114,15 +114,14 @@ class AlignedPlanner {
     plan.warps = kTileWarps;
     // Rows in nearly full waves of blocks need no block to wait for another.
     const auto fill = [rows](int64_t blocks) { return 10 * rows >= 9 * ceil_div(rows, blocks) * blocks; };
-    plan.row_per_block = fill(2 * device_.multiprocessors);
+    const bool sums = p_.backward && !step;
+    plan.row_per_block = fill((sums ? 1 : 2) * device_.multiprocessors);
     const bool has_bulk_stream = device_.cluster > 0 &&
         bulk_stream_shared_bytes(tensors, bytes, step) + kBulkStreamStaticBytes <= device_.shared_bytes;
     if (!has_bulk_stream || !powers_fold(p_)) return false;
     plan.kernel = AlignedKernel::kBulkStream;
-    if (p_.backward && !step) plan.row_per_block = fill(device_.multiprocessors);
-    const bool whole_rows = plan.row_per_block && !step;
     if (!plan.row_per_block && plan_resident(plan)) return true;
-    const BulkStreamSize size = bulk_stream_size(tensors, bytes, step, whole_rows);
+    const BulkStreamSize size = bulk_stream_size(tensors, bytes, step, plan.row_per_block && sums);
     plan.tile_elements = int64_t{32} * size.warps * size.vectors * vec;
     plan.tiles = ceil_div(length, plan.tile_elements);
     if (!plan.row_per_block)
