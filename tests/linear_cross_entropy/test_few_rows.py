@@ -33,7 +33,7 @@ def saved_numbers(loss: Tensor) -> set[int]:
 
 
 @pytest.mark.parametrize("upstream", [1.0, -0.3])
-@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("classes", CLASSES)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.each_value
@@ -78,10 +78,13 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "float16", "more rows than features", "frozen weight", "packed by hooks"])
+@pytest.mark.parametrize(
+    "name", [*REFUSED, "float16 on a CPU", "more rows than features", "frozen weight", "packed by hooks"]
+)
 def test_others_form_them_in_forward(device: str, name: str) -> None:
     rows, classes = FEATURES + 1 if name == "more rows than features" else ROWS, 2 if name == "few classes" else 101
-    problem = make((rows,), FEATURES, classes, torch.float16 if name == "float16" else BF16, device)
+    is_half = name == "float16 on a CPU"
+    problem = make((rows,), FEATURES, classes, torch.float16 if is_half else BF16, "cpu" if is_half else device)
     w = problem.linear_weight.requires_grad_(name != "frozen weight")
     if name == "packed by hooks":
         shapes = []
@@ -102,14 +105,20 @@ def test_some_gradients(device: str, needs: tuple[bool, bool]) -> None:
     torch.testing.assert_close(found, gradients(oracle(x, w, problem.target)[0], *leaves), rtol=1e-12, atol=1e-14)
 
 
-def test_many_upstream_gradients_at_once(device: str) -> None:
-    problem = make((ROWS,), FEATURES, 101, torch.float64, device)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_many_upstream_gradients_at_once(device: str, dtype: torch.dtype) -> None:
+    problem = make((ROWS,), FEATURES, 101, dtype, device)
     leaves = [leaf(problem.input), leaf(problem.linear_weight)]
-    many = torch.tensor([1.0, -0.5, 3.0], dtype=torch.float64, device=device)
+    many = torch.tensor([1.0, -0.5, 3.0], dtype=torch.promote_types(dtype, torch.float32), device=device)
     found = torch.autograd.grad(linear_cross_entropy(*leaves, problem.target), leaves, many, is_grads_batched=True)
     one = gradients(linear_cross_entropy(*leaves, problem.target), *leaves)
     for batch, single in zip(found, one, strict=True):
-        torch.testing.assert_close(batch, many.view(-1, 1, 1) * single)
+        torch.testing.assert_close(
+            batch,
+            (many.view(-1, 1, 1) * single).to(dtype),
+            rtol=8e-3 if dtype == torch.float16 else None,
+            atol=1e-5 if dtype == torch.float16 else None,
+        )
 
 
 def test_second_derivatives_and_the_lse(device: str) -> None:
@@ -125,9 +134,33 @@ def test_second_derivatives_and_the_lse(device: str) -> None:
     torch.testing.assert_close(penalty(linear_cross_entropy, return_lse=True), penalty(oracle))
 
 
+@pytest.mark.parametrize("upstream", [2.0**20, 1.0, 2.0**-10])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_the_range_of_float16(device: str, rows: int, reduction: str, upstream: float) -> None:
+    """Elements are off by their own rounding, and by that of a product's terms, which are below 1 at an upstream of 1."""
+    problem = make((rows,), FEATURES, 101, torch.float16, device, ignored=0.0)
+    leaves = [leaf(problem.input), leaf(problem.linear_weight)]
+    largest = 3e4 / float(gradients(oracle(*leaves, problem.target, reduction=reduction)[0], *leaves)[1].abs().max())
+    upstream = min(upstream, largest)
+    wide = [leaf(tensor.double()) for tensor in leaves]
+    exact = gradients(oracle(*wide, problem.target, reduction=reduction)[0], *wide, grad=upstream_of(upstream, device))
+    found = gradients(
+        linear_cross_entropy(*leaves, problem.target, reduction=reduction), *leaves,
+        grad=upstream_of(upstream, device).float(),
+    )  # fmt: skip
+    for got, of in zip(found, exact, strict=True):
+        assert bool(((got - of).abs() <= 2**-9 * of.abs().max() + 2**-24).all())
+
+
+def upstream_of(value: float, device: str) -> Tensor:
+    return torch.tensor(value, device=device, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 @pytest.mark.parametrize("upstream", [0.0, math.inf, math.nan])
-def test_any_upstream(device: str, upstream: float) -> None:
-    problem = make((ROWS,), FEATURES, 101, BF16, device, ignored=0.0)
+def test_any_upstream(device: str, upstream: float, dtype: torch.dtype) -> None:
+    problem = make((ROWS,), FEATURES, 101, dtype, device, ignored=0.0)
     leaves = [leaf(problem.input), leaf(problem.linear_weight)]
     grad = torch.tensor(upstream, device=device)
     for gradient in gradients(linear_cross_entropy(*leaves, problem.target), *leaves, grad=grad):

@@ -103,7 +103,7 @@ class LossFunction(Node):
                     *tensors, options, formed, need_predictions, need_entropy, ctx.learned
                 )
             loss, lse, predictions, entropy = rows
-            gradients = (found,) if saved else (*found, scale)
+            gradients = (found, *((scale,) if scale.numel() else ())) if saved else (*found, scale)
         else:
             op = _registry.linear_cross_entropy_logits if saved else _registry.linear_cross_entropy_forward
             wanted = () if saved else needs if fused else Needs()
@@ -128,7 +128,10 @@ class LossFunction(Node):
             torch.is_grad_enabled()
         ):  # fmt: skip
             if ctx.is_saved:
-                found = _of_saved(ctx, SavedCall(gradients[0], grad_loss, input, linear_weight, linear_bias))
+                logits_gradient, *lacking = gradients
+                found = _of_saved(
+                    ctx, SavedCall(logits_gradient, grad_loss, input, linear_weight, linear_bias, *lacking)
+                )
             else:
                 *gradients, grad_scale = gradients
                 grad_loss = tied_to_operand(grad_loss, (linear_weight, input, linear_bias))
@@ -158,7 +161,7 @@ def _of_saved(ctx: Any, saved: SavedCall) -> list[Tensor | None]:
     if not (ctx.private and is_direct_call(*saved)):
         return gradients_of_saved(saved, needs)
     with torch._C._AutoDispatchBelowAutograd():
-        found = few_rows.gradients_of_saved(saved, needs, may_overwrite=graph_is_being_freed())
+        found = few_rows.gradients_of_saved(saved, needs, ctx.options.reduction, may_overwrite=graph_is_being_freed())
     return [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
 
 

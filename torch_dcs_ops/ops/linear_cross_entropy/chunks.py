@@ -47,14 +47,14 @@ def forward(
 ) -> tuple[Rows, Gradients | Tensor, Tensor]:
     """Results with input's leading shape (the loss reduced), and the gradients of a reduced loss.
 
-    needs None: the gradient of the logits (N, V), of which they are made, instead; not for float16.
+    needs None: the gradient of the logits (N, V), of which they are made, instead.
 
-    float16 has no room for 1/N: its gradients are float32 sums, and the third result is the factor (1,) that they lack.
-    Else it has no elements.
+    float16 has no room for 1/N: its gradients are float32 sums, or the logits' times a power of 2, and the third result
+    is the factor (1,) that they lack. Else it has no elements.
     """
     _check_targets(target, options, linear_weight.size(0))
     is_half = input.dtype == torch.float16
-    late = is_half and needs is not None and any(needs)
+    late = is_half and (needs is None or any(needs))
     factors: MeanFactors | None = None
 
     def upstream() -> Upstream:

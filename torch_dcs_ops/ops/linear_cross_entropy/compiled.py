@@ -81,7 +81,13 @@ def keeps_logits(input: Tensor, linear_weight: Tensor, target: Tensor, options: 
 
 def gradients_of_saved(saved: SavedCall, needs: Needs) -> list[Tensor | None]:
     """Those of input, linear_weight and linear_bias, by the compiler's own operations."""
-    logits_gradient, grad_loss, input, linear_weight, linear_bias = saved
+    logits_gradient, grad_loss, input, linear_weight, linear_bias, lacking = saved
+    if lacking is not None:  # an eager call's, of which many gradients are asked for at once
+        bias = None if linear_bias is None else linear_bias.float()
+        wide = SavedCall(
+            logits_gradient.float(), grad_loss * lacking.view(()), input.float(), linear_weight.float(), bias
+        )
+        return [None if t is None else t.to(input.dtype) for t in gradients_of_saved(wide, needs)]
     rows, grad_input = input.reshape(-1, input.size(-1)).contiguous(), None
     if needs.input:
         grad_input = scaled(torch.mm(logits_gradient, linear_weight), grad_loss, input.dtype, False).reshape(

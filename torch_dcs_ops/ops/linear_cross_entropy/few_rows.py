@@ -13,6 +13,7 @@ from torch import Tensor
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from . import alignment
 from .gradients import ExactGradients, Gradients, SavedCall
+from .half_range import room_for_upstream
 from .plan import make_plan, single_chunk
 from .scale import scaled
 from .valid_rows import compacts
@@ -23,11 +24,13 @@ def saves_logits_gradient(
 ) -> bool:
     """Whether a reduced loss, called directly, saves the gradient of its logits for the backward.
 
-    float16 has no room for 1/N in it. Ignored rows that would be left out, and copies of linear_weight that both passes
+    float16 needs products in float32. Ignored rows that would be left out, and copies of linear_weight that both passes
     would make, are worth more.
     """
     rows, (classes, features) = input.shape[:-1].numel(), linear_weight.shape
-    if not needs.linear_weight or not 0 < rows <= features or input.dtype == torch.float16:
+    if not needs.linear_weight or not 0 < rows <= features:
+        return False
+    if input.dtype == torch.float16 and input.device.type != "cuda":
         return False
     if options.grad_filter_eps or options.logits_dtype not in (None, input.dtype):
         return False
@@ -41,24 +44,32 @@ def saves_logits_gradient(
     return not alignment.copies_weight(rows, linear_weight)
 
 
-def gradients_of_saved(saved: SavedCall, needs: Needs, may_overwrite: bool) -> Gradients:
+def gradients_of_saved(saved: SavedCall, needs: Needs, reduction: str, may_overwrite: bool) -> Gradients:
     """Those of input, linear_weight and linear_bias, in their dtypes. may_overwrite: the logits' gradient.
 
-    It is scaled, and not what it is multiplied by, which may leave the range where these products do not.
+    It is scaled, and not what it is multiplied by, which may leave the range where these products do not. float16 keeps
+    a power of 2 until the products have been summed in float32.
     """
-    logits_gradient, grad_loss, input, linear_weight, linear_bias = saved
+    logits_gradient, grad_loss, input, linear_weight, linear_bias, lacking = saved
+    room = 1.0 if lacking is None else room_for_upstream(logits_gradient.size(0), reduction)
+    if lacking is not None:
+        grad_loss = grad_loss * lacking.view(()) * room
     rows, linear_weight = alignment.operands(input.reshape(-1, input.size(-1)), linear_weight)
     count, word = rows.size(0), alignment.word(rows.size(0), linear_weight)
     plan = single_chunk(count, linear_weight.size(0), input.dtype)
-    grad_input = input.new_empty(rows.shape if needs.input else 0)
+    grad_input = input.new_empty(
+        rows.shape if needs.input else 0, dtype=input.dtype if lacking is None else torch.float32
+    )
     # Has its memory before anything is overwritten: who runs out of it may call again.
-    total = ExactGradients(plan, rows, linear_weight, grad_input, needs, input.dtype, word)
+    total = ExactGradients(plan, rows, linear_weight, grad_input, needs, input.dtype, word, 1 / room)
     whole = alignment.widened(logits_gradient, logits_gradient.stride(0))
     whole = scaled(whole, grad_loss, whole.dtype, may_overwrite)
     total.add(whole[:, : logits_gradient.size(1)], slice(0, count))
     found = total.result()
     if needs.input:
+        if lacking is not None:
+            grad_input = torch.mul(grad_input, 1 / room, out=torch.empty_like(grad_input, dtype=input.dtype))
         found = found._replace(input=grad_input.view(input.shape))
     if linear_bias is not None and needs.linear_bias:
-        found = found._replace(linear_bias=found.linear_bias.to(linear_bias.dtype))
+        found = found._replace(linear_bias=(found.linear_bias / room).to(linear_bias.dtype))
     return found

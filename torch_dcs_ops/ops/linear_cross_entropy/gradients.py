@@ -42,6 +42,7 @@ class SavedCall(NamedTuple):
     input: Tensor
     linear_weight: Tensor
     linear_bias: Tensor | None
+    lacking: Tensor | None = None  # (1,), the factor that a float16 gradient of the logits lacks
 
 
 class ExactGradients:
@@ -59,15 +60,21 @@ class ExactGradients:
         needs: Needs,
         dtype: torch.dtype,
         word: int,
+        weight_scale: float = 1.0,
     ) -> None:
-        """input is (N, D); grad_input, where it is needed, has rows for all of these. word: see alignment.py."""
+        """input is (N, D); grad_input, where it is needed, has rows for all of these. word: see alignment.py.
+
+        weight_scale: what the sum that is linear_weight's gradient is multiplied by, of "direct" plans alone.
+        """
         self.input, self.linear_weight, self.needs, self.dtype = input, linear_weight, needs, dtype
         self.grad_input, self.word = grad_input, word
         self.narrow: Tensor | None = None
         classes = linear_weight.size(0)
         self.grad_bias = linear_weight.new_zeros(classes if needs.linear_bias else 0, dtype=row_dtype(input.dtype))
         self.grad_weight = (
-            make_accumulator(plan.accumulation, input, linear_weight, dtype, word) if needs.linear_weight else None
+            make_accumulator(plan.accumulation, input, linear_weight, dtype, word, weight_scale)
+            if needs.linear_weight
+            else None
         )
 
     def slice_arguments(self, logits: Tensor, part: slice, can_write: bool | None = None) -> tuple[Any, ...]:

@@ -44,6 +44,15 @@ def half_boost(linear_weight: Tensor, target: Tensor, weight: Tensor | None, opt
     return torch.exp2(boost.clamp(max=_MOST_BOOST).log2().floor()).reshape(1)
 
 
+def room_for_upstream(rows: int, reduction: str) -> float:
+    """A power of 2 by which the logits' gradient, with what it lacks, is multiplied before products of few rows.
+
+    Of a mean's it is a sixteenth of 1/N: an upstream gradient of 2^20, as loss scaling makes it, stays in range, and
+    of 1 leaves an error below that of rounding linear_weight's gradient to float16.
+    """
+    return 2.0 ** (math.floor(math.log2(rows)) if reduction == "mean" else 0) / 16
+
+
 def boosted(scale: Tensor | None, boost: Tensor) -> tuple[Tensor, Tensor]:
     """What the rows of a mean's `scale` (None: of a sum) are multiplied by in a gradient, and what it lacks then."""
     if scale is None:

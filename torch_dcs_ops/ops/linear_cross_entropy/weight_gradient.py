@@ -26,10 +26,16 @@ def make_accumulator(
     linear_weight: Tensor,
     dtype: torch.dtype,
     word: int = 1,
+    scale: float = 1.0,
 ) -> WeightGradient:
-    """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalized."""
+    """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalized.
+
+    scale: of the sum, in "direct" alone, whose products are multiplied by it before they are rounded.
+    """
+    if accumulation == "direct":
+        return _Direct(input, linear_weight, dtype, word, scale)
     kinds: dict[Accumulation, Callable[[Tensor | ValidRows, Tensor, torch.dtype, int], WeightGradient]]
-    kinds = {"direct": _Direct, "compact": _Direct, "shared": _Shared, "float32": _Float32}
+    kinds = {"compact": _Direct, "shared": _Shared, "float32": _Float32}
     return kinds[accumulation](input, linear_weight, dtype, word)
 
 
@@ -81,11 +87,14 @@ class WeightGradient(ABC):
 class _Direct(WeightGradient):
     """GEMMs that add to the result in its own dtype."""
 
+    def __init__(
+        self, input: Tensor | ValidRows, linear_weight: Tensor, dtype: torch.dtype, word: int, scale: float = 1.0
+    ) -> None:
+        super().__init__(input, linear_weight, dtype, word)
+        self.scale = scale
+
     def _add(self, logits_gradient: Tensor, part: slice) -> None:
-        if self.started:
-            self.total.addmm_(logits_gradient.t(), self.input[part])
-        else:
-            torch.mm(logits_gradient.t(), self.input[part], out=self.total)
+        self.total.addmm_(logits_gradient.t(), self.input[part], beta=1 if self.started else 0, alpha=self.scale)
 
     def _finish(self) -> None:
         """It has been all along."""
