@@ -179,14 +179,8 @@ class Trial {
       const ResidentColumnsParams params{
           p, *resident, words.data(), {0x123456789abcdef0 | 2, c.seed % 2 ? &launches : nullptr}};
       const auto kernel = [&] {
-        const auto run = [&](auto flat) {
-          if constexpr (sizeof(T) == 2) {
-            if (resident->pairs) return resident_columns_kernel<T, kStep, kBackward, 2, flat>(params);
-          }
-          resident_columns_kernel<T, kStep, kBackward, 1, flat>(params);
-        };
-        if (resident->flat) run(std::true_type{});
-        else run(std::false_type{});
+        if (resident->flat) resident_columns_kernel<T, kStep, kBackward, true>(params);
+        else resident_columns_kernel<T, kStep, kBackward, false>(params);
       };
       // A graph's second replay, which finds the words of the first one.
       for (int replay = c.seed % 2; replay >= 0; --replay) {
@@ -249,8 +243,8 @@ class Trial {
         what, o, t, i, found, wanted, c.outer, c.length, c.inner, sizeof(T), static_cast<int>(c.kind), c.reset,
         c.initial, c.reverse);
     printf(
-        "shifted %d, backward %d, seed %u; resident %d, flat %d, pairs %d, tiles of a lane %d, span %d, parts %d of %d steps, tiles %ld\n",
-        c.shifted, c.backward, c.seed, resident.has_value(), resident && resident->flat, resident && resident->pairs,
+        "shifted %d, backward %d, seed %u; resident %d, flat %d, tiles of a lane %d, span %d, parts %d of %d steps, tiles %ld\n",
+        c.shifted, c.backward, c.seed, resident.has_value(), resident && resident->flat,
         resident ? 1 << resident->read_bits : 0, resident ? resident->span : 0, resident ? resident->parts : 0,
         resident ? resident->part_steps : 0, resident ? resident->tiles : 0);
     if (small)

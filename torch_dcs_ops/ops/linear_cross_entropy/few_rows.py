@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...reference.linear_cross_entropy.loss import Needs, Options
+from ...reference.linear_cross_entropy.rows import row_dtype
 from . import alignment
 from .gradients import ExactGradients, Gradients, SavedCall
 from .half_range import room_for_upstream
@@ -50,26 +51,26 @@ def gradients_of_saved(saved: SavedCall, needs: Needs, reduction: str, may_overw
     It is scaled, and not what it is multiplied by, which may leave the range where these products do not. float16 keeps
     a power of 2 until the products have been summed in float32.
     """
-    logits_gradient, grad_loss, input, linear_weight, linear_bias, lacking = saved
-    room = 1.0 if lacking is None else room_for_upstream(logits_gradient.size(0), reduction)
+    logits_gradient, factor, input, linear_weight, linear_bias, lacking = saved
+    room, is_half = 1.0, lacking is not None
     if lacking is not None:
-        grad_loss = grad_loss * lacking.view(()) * room
+        room, factor = room_for_upstream(logits_gradient.size(0), reduction), factor * lacking.view(())
+    grad_bias = logits_gradient.new_empty(0)
+    if linear_bias is not None and needs.linear_bias:
+        grad_bias = scaled(logits_gradient.sum(0, dtype=row_dtype(input.dtype)), factor, linear_bias.dtype, False)
     rows, linear_weight = alignment.operands(input.reshape(-1, input.size(-1)), linear_weight)
     count, word = rows.size(0), alignment.word(rows.size(0), linear_weight)
     plan = single_chunk(count, linear_weight.size(0), input.dtype)
-    grad_input = input.new_empty(
-        rows.shape if needs.input else 0, dtype=input.dtype if lacking is None else torch.float32
-    )
-    # Has its memory before anything is overwritten: who runs out of it may call again.
-    total = ExactGradients(plan, rows, linear_weight, grad_input, needs, input.dtype, word, 1 / room)
+    # All has its memory before anything is overwritten: who runs out of it may call again.
+    grad_input = input.new_empty(rows.shape if needs.input else 0)
+    product = torch.empty_like(grad_input, dtype=torch.float32) if is_half else grad_input
+    products = needs._replace(linear_bias=False)
+    total = ExactGradients(plan, rows, linear_weight, product, products, input.dtype, word, 1 / room)
     whole = alignment.widened(logits_gradient, logits_gradient.stride(0))
-    whole = scaled(whole, grad_loss, whole.dtype, may_overwrite)
+    whole = scaled(whole, factor * room if is_half else factor, whole.dtype, may_overwrite)
     total.add(whole[:, : logits_gradient.size(1)], slice(0, count))
-    found = total.result()
+    if is_half:
+        torch.mul(product, 1 / room, out=grad_input)
     if needs.input:
-        if lacking is not None:
-            grad_input = torch.mul(grad_input, 1 / room, out=torch.empty_like(grad_input, dtype=input.dtype))
-        found = found._replace(input=grad_input.view(input.shape))
-    if linear_bias is not None and needs.linear_bias:
-        found = found._replace(linear_bias=(found.linear_bias / room).to(linear_bias.dtype))
-    return found
+        grad_input = grad_input.view(input.shape)
+    return Gradients(grad_input, total.result().linear_weight, grad_bias)

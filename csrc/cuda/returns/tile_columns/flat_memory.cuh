@@ -17,7 +17,7 @@ struct FlatTileMemory : Steps {
   using typename Steps::Acc, typename Steps::Wide;
   using T = typename Steps::Element;
   static constexpr int kColumns = flat_tile_columns(sizeof(T)), kWarps = kColumnThreads / 32;
-  using Carries = TileCarries<T, kGates, 1, 2, kColumns>;
+  using Carries = TileCarries<T, kGates, 2, kColumns>;
 
   const TileColumnsParams<Acc>& params;
   const ResidentColumnsPlan& t = params.carries.plan;
@@ -182,15 +182,14 @@ template <typename Tile, typename Params>
 __device__ __forceinline__ void run_flat_tile(const Params& params) {
   using Wide = typename Tile::Wide;
   extern __shared__ __align__(16) unsigned char flat_columns_shared[];
-  __shared__ CarryExchange<Wide, Tile::kGates, 1, Tile::kColumns> exchange;
-  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), 1, Tile::kGates, Tile::kColumns));
+  __shared__ CarryExchange<Wide, Tile::kGates, Tile::kColumns> exchange;
+  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), Tile::kGates, Tile::kColumns));
   overlap_launches();
   Tile tile(params, flat_columns_shared);
   tile.fetch();
   const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, params.carries.plan.span);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
-  const Wide carried[] = {tile.rates.carried};
-  carries.store_powers(tile.works, tile.part, tile.column, carried);
+  carries.store_powers(tile.works, tile.part, tile.column, static_cast<Wide>(tile.rates.carried));
   wait_for_copies<0>();
   __syncthreads();
   const Segment<Wide> segment = tile.add_up();

@@ -18,7 +18,7 @@ struct TileScan : Steps {
   using T = typename Steps::Element;
   static constexpr int kBatch = std::min(kSteps, kTileBatch);
   static constexpr int kLoads = kAll ? kBatch : kSteps;  // on their way before the first use
-  using Carries = TileCarries<T, kGates, 1, 2>;
+  using Carries = TileCarries<T, kGates, 2>;
 
   const TileColumnsParams<Acc>& params;
   const ResidentColumnsPlan& t = params.carries.plan;
@@ -162,7 +162,7 @@ struct TileScan : Steps {
 template <typename Tile, typename Params>
 __device__ __forceinline__ void run_tile(const Params& params) {
   using Wide = typename Tile::Wide;
-  __shared__ CarryExchange<Wide, Tile::kGates, 1> exchange;
+  __shared__ CarryExchange<Wide, Tile::kGates> exchange;
   overlap_launches();
   Tile tile(params);
   const bool full = tile.is_full();
@@ -170,8 +170,7 @@ __device__ __forceinline__ void run_tile(const Params& params) {
   else tile.template load<false>();
   const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, tile.width);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
-  const Wide carried[] = {tile.rates.carried};
-  carries.store_powers(tile.works, tile.part, tile.column, carried);
+  carries.store_powers(tile.works, tile.part, tile.column, static_cast<Wide>(tile.rates.carried));
   const Segment<Wide> segment = full ? tile.template add_up<true>() : tile.template add_up<false>();
   const typename Tile::Acc y = tile.enter(carries, segment);
   if (full) tile.template finish<true>(y);

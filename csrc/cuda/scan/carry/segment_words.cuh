@@ -22,7 +22,6 @@ struct SegmentWords {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) store_word(&words[i], i < kValues ? total[i] : gates[i - kValues], state);
   }
-  __device__ __forceinline__ void publish(const Segment<Wide> (&segment)[1], uint64_t tag) { publish(segment[0], tag); }
   // Loads what `from` holds where `wanted`, without a branch.
   __device__ __forceinline__ void load_if(bool wanted, const SegmentWords& from) {
 #pragma unroll
@@ -42,35 +41,12 @@ struct SegmentWords {
     }
     return there;
   }
-  __device__ __forceinline__ bool get(Segment<Wide> (&segment)[1], uint64_t tag) const { return get(segment[0], tag); }
   // Whether the segment is there, in memory.
   __device__ __forceinline__ bool read(Segment<Wide>& segment, uint64_t tag) const {
     SegmentWords loaded;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) loaded.words[i] = load_word(&words[i]);
     return loaded.get(segment, tag);
-  }
-};
-
-// Two columns' segments in one word: half-precision totals, which are sums of floats, keep a float's digits. The two
-// lowest bits of the tag say which are closed.
-struct PairWord {
-  Word word;
-
-  __device__ __forceinline__ void publish(const Segment<double> (&segments)[2], uint64_t tag) {
-    const auto bits = [](double total) { return uint64_t{__float_as_uint(static_cast<float>(total))}; };
-    const uint64_t closed = (segments[0].closed ? 1 : 0) | (segments[1].closed ? 2 : 0);
-    store_word(&word, bits(segments[0].total) | bits(segments[1].total) << 32, tag ^ closed);
-  }
-  __device__ __forceinline__ void load_if(bool wanted, const PairWord& from) { load_word_if(wanted, &from.word, word); }
-  __device__ __forceinline__ bool get(Segment<double> (&segments)[2], uint64_t tag) const {
-    const uint64_t closed = word.state ^ tag;
-#pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      segments[u].total = static_cast<double>(__uint_as_float(static_cast<uint32_t>(word.value >> 32 * u)));
-      segments[u].closed = closed >> u & 1;
-    }
-    return closed <= 3;
   }
 };
 

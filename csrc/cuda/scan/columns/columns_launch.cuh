@@ -168,17 +168,6 @@ cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsP
   return cudaLaunchKernelEx(&config, kernel, small_columns_params(problem, plan));
 }
 
-template <typename T, bool kStep, bool kBackward>
-auto resident_kernel_of(const ResidentColumnsPlan& plan) {
-  if constexpr (sizeof(T) == 2) {
-    if (plan.pairs)
-      return plan.flat ? resident_columns_kernel<T, kStep, kBackward, 2, true>
-                       : resident_columns_kernel<T, kStep, kBackward, 2, false>;
-  }
-  return plan.flat ? resident_columns_kernel<T, kStep, kBackward, 1, true>
-                   : resident_columns_kernel<T, kStep, kBackward, 1, false>;
-}
-
 template <typename T>
 cudaError_t launch_resident_columns(
     const ScanProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
@@ -189,8 +178,10 @@ cudaError_t launch_resident_columns(
     tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, blocks, stream)
                          : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
   const ResidentColumnsParams params{problem, plan, workspace, tag};
-  const auto kernel =
-      by_form<T>(problem, [&](auto step, auto backward) { return resident_kernel_of<T, step(), backward()>(plan); });
+  const auto kernel = by_form<T>(problem, [&](auto step, auto backward) {
+    return plan.flat ? resident_columns_kernel<T, step(), backward(), true>
+                     : resident_columns_kernel<T, step(), backward(), false>;
+  });
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, plan.exchange_bytes);
   if (error != cudaSuccess) return error;
   return launch_dependent(kernel, plan.dependent, blocks, kColumnThreads, plan.shared_bytes, stream, params);

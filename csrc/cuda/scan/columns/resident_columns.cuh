@@ -1,9 +1,9 @@
 // Scans along a strided time over fewer columns than threads that fill the GPU. A block takes a tile, some steps of a
-// span of cells, which are columns or pairs of half-precision columns; some neighboring steps of a cell are resident in
-// each of its threads, read once: in registers, and where there are many tiles the first of them in shared memory.
-// Totals are folded in shared memory and, between the tiles of a span, in global memory (tile_carries.cuh). Where all
-// columns are few (kFlat) a tile is contiguous and copied to shared memory and back in whole vectors; elsewhere
-// neighboring lanes read neighboring cells, whatever their alignment.
+// span of columns; some neighboring steps of a column are resident in each of its threads, read once: in registers, and
+// where there are many tiles the first of them in shared memory. Totals are folded in shared memory and, between the
+// tiles of a span, in global memory (tile_carries.cuh). Where all columns are few (kFlat) a tile is contiguous and
+// copied to shared memory and back in whole vectors; elsewhere neighboring lanes read neighboring columns, whatever
+// their alignment.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -13,28 +13,27 @@
 
 namespace dcs {
 
-template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
-struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
-  using Index = ResidentIndex<T, kStep, kBackward, kUnit, kFlat>;
+template <typename T, bool kStep, bool kBackward, bool kFlat>
+struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
+  using Index = ResidentIndex<T, kStep, kBackward, kFlat>;
   using Index::block_index, Index::early_cells, Index::early_cuts, Index::early_step, Index::early_steps;
-  using Index::cell, Index::count, Index::early, Index::first_step, Index::p, Index::part, Index::t, Index::tile;
+  using Index::column, Index::count, Index::early, Index::first_step, Index::p, Index::part, Index::t, Index::tile;
   using Index::in_memory, Index::in_tile, Index::late_steps, Index::index, Index::starts, Index::works;
-  using Index::kBatch, Index::kCellBytes, Index::kCommon, Index::kEarly, Index::kGates, Index::kInput, Index::kSaved,
+  using Index::kBatch, Index::kCommon, Index::kEarly, Index::kGates, Index::kInput, Index::kSaved, Index::kSize,
       Index::kSteps;
   using typename Index::Cell, typename Index::Operand;
   using Acc = typename Types<T>::Acc;
   using Wide = typename Types<T>::Wide;
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
   using Values = ColumnValues<T, kStep>;
-  using Carries = TileCarries<T, kStep, kUnit, kFlat || kBackward || kCellBytes != 4 ? 2 : 4>;
+  using Carries = TileCarries<T, kStep, kFlat || kBackward || kSize != 4 ? 2 : 4>;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
   // Loads in flight before the first use: packing waits for them.
-  static constexpr int kLoads = kCellBytes > 2 || (kFlat && !kStep && !kBackward)
-      ? std::min(kSteps, kResidentWords)
-      : std::min(kSteps, kResidentWords / 2);
+  static constexpr int kLoads = kSize > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kResidentWords)
+                                                                             : std::min(kSteps, kResidentWords / 2);
 
-  Wide gamma[kUnit];
-  Gate<float, kShort> gate[kHalf && !kStep ? kUnit : 1];
+  Wide gamma;
+  Gate<float, kShort> gate;
   using Cells = ResidentCells<Cell, kSteps>;
   Cells x;
   std::conditional_t<kStep, Cells, NoCells> gates;
@@ -42,15 +41,12 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
   // A bit a step, before which the scan starts anew. Backward (the adjoint is shifted) the reset flag of a step is the
   // next one's bit.
   using Bits = std::conditional_t<(kSteps + (kBackward ? 1 : 0) > 32), uint64_t, uint32_t>;
-  Bits cuts[kUnit] = {};
+  Bits cuts = 0;
   bool has_early_cuts = false;
 
   __device__ __forceinline__ explicit ResidentColumns(const ResidentColumnsParams& params) : Index(params) {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      gamma[u] = Values::gamma_of(p, index(), u);
-      if constexpr (kHalf && !kStep) gate[u] = make_gate<float, kShort>(gamma[u]);
-    }
+    gamma = Values::gamma_of(p, index(), 0);
+    if constexpr (kHalf && !kStep) gate = make_gate<float, kShort>(gamma);
   }
 
   // Batches of the steps that there are, or of kCount from one on; kFull: all of a part's.
@@ -138,41 +134,33 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
   template <bool kFull>
   __device__ __forceinline__ void read_flags(const TileMemory& memory) {
     has_early_cuts = early_steps() > 0 && starts();
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      if (early_steps() == 0 && starts()) cuts[u] = 1;
-      if (!p.reset || early + count == 0) continue;
-      // The flag of the step before is the first bit where gates are those before.
-      const int lead = kBackward || p.shifted ? 1 : 0, least = lead && early_step() == 0 ? 1 : 0;
-      const auto flags = in_memory(reinterpret_cast<const char*>(p.reset), p.reset_strides, early_step() - lead, u, 1);
-      constexpr int kGroup = kFull ? kBatch : 1;
-      if constexpr (kEarly) {
+    if (early_steps() == 0 && starts()) cuts = 1;
+    if (!p.reset || early + count == 0) return;
+    // The flag of the step before is the first bit where gates are those before.
+    const int lead = kBackward || p.shifted ? 1 : 0, least = lead && early_step() == 0 ? 1 : 0;
+    const auto flags = in_memory(reinterpret_cast<const char*>(p.reset), p.reset_strides, early_step() - lead, 1);
+    constexpr int kGroup = kFull ? kBatch : 1;
+    if constexpr (kEarly) {
 #pragma unroll 1
-        for (int k = 0; k < early; k += kFlagBatch) {
-          const auto bits = flags_of<kFlagBatch + 1, kFlagBatch + 1, kGroup, uint64_t>(
-              flags.after(k), k == 0 ? least : 0, early - k + lead);
-          has_early_cuts = has_early_cuts || bits != 0;
+      for (int k = 0; k < early; k += kFlagBatch) {
+        const auto bits = flags_of<kFlagBatch + 1, kFlagBatch + 1, kGroup, uint64_t>(
+            flags.after(k), k == 0 ? least : 0, early - k + lead);
+        has_early_cuts = has_early_cuts || bits != 0;
 #pragma unroll
-          for (int i = 0; i < kFlagBatch; i += kEarlyBatch)
-            if (k + i < early) *early_cuts(memory, u, k + i) = static_cast<uint16_t>(bits >> i);
-        }
+        for (int i = 0; i < kFlagBatch; i += kEarlyBatch)
+          if (k + i < early) *early_cuts(memory, k + i) = static_cast<uint16_t>(bits >> i);
       }
-      if (count > 0)
-        cuts[u] |= flags_of<kSteps + (kBackward ? 1 : 0), 16, kGroup, Bits>(
-            flags.after(early_steps()), early_steps() == 0 ? least : 0, count + lead);
     }
+    if (count > 0)
+      cuts |= flags_of<kSteps + (kBackward ? 1 : 0), 16, kGroup, Bits>(
+          flags.after(early_steps()), early_steps() == 0 ? least : 0, count + lead);
   }
-  __device__ __forceinline__ bool has_flags() const {
-    bool any = has_early_cuts;
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) any = any || cuts[u] != 0;
-    return __any_sync(0xffffffffu, any);
-  }
+  __device__ __forceinline__ bool has_flags() const { return __any_sync(0xffffffffu, has_early_cuts || cuts != 0); }
 
-  // A step's cells, and before which of the columns the scan starts anew (a bit each) or does at the next step.
+  // A step's elements, and whether the scan starts anew before it, or does at the next step.
   struct Step {
     Cell input, gates, saved;
-    uint32_t cut, cut_after;
+    bool cut, cut_after;
   };
   // Visits the part's steps in the order of the scan, with their numbers in it, in a batch, and whether it is the first
   // one, which the compiler knows of most that are not: the early ones, then those in registers.
@@ -183,10 +171,8 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
            saved_cells = early_cells(memory, kSaved);
 #pragma unroll 1
       for (int k = 0; k < (kFull ? t.early_steps : early); k += kEarlyBatch) {
-        uint32_t bits[kUnit] = {};
-#pragma unroll
-        for (int u = 0; u < kUnit && kCuts; ++u)
-          bits[u] = (p.reset ? *early_cuts(memory, u, k) : 0) | (k == 0 && starts() ? 1 : 0);
+        uint32_t bits = 0;
+        if constexpr (kCuts) bits = (p.reset ? *early_cuts(memory, k) : 0) | (k == 0 && starts() ? 1 : 0);
 #pragma unroll
         for (int i = 0; i < kEarlyBatch; ++i) {
           if (!kFull && k + i >= early) break;
@@ -207,139 +193,108 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kUnit, kFlat> {
       visit(step, i + early_steps(), i % kBatch, i == 0 && early_steps() == 0);
     });
   }
-  template <bool kCuts, typename OfColumns>
-  static __device__ __forceinline__ void set_cuts(Step& step, const OfColumns (&bits)[kUnit], int i) {
-    step.cut = step.cut_after = 0;
-#pragma unroll
-    for (int u = 0; u < kUnit && kCuts; ++u) {
-      step.cut |= static_cast<uint32_t>(bits[u] >> i & 1) << u;
-      if constexpr (kBackward) step.cut_after |= static_cast<uint32_t>(bits[u] >> (i + 1) & 1) << u;
-    }
+  template <bool kCuts, typename Some>
+  static __device__ __forceinline__ void set_cuts(Step& step, Some bits, int i) {
+    step.cut = kCuts && (bits >> i & 1);
+    step.cut_after = kCuts && kBackward && (bits >> (i + 1) & 1);
   }
 
-  // From y before a step y after it. `factors` are its gates, as they were read.
-  __device__ __forceinline__ void advance(
-      uint32_t cut, const Sum (&values)[kUnit], const Sum (&factors)[kUnit], Sum (&y)[kUnit]) const {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      Sum sum;
-      if constexpr (kStep) sum = plain_step(values[u], factors[u], y[u]);
-      else if constexpr (kHalf) sum = gate[u].step(values[u], y[u]);
-      else sum = fold(values[u], gamma[u], y[u]);
-      y[u] = cut >> u & 1 ? values[u] : sum;
-    }
+  static __device__ __forceinline__ Sum sum_of(const Cell& cell) {
+    Sum value[1];
+    values_of(cell, value);
+    return value[0];
   }
-  __device__ __forceinline__ void factors_of(const Step& step, Sum (&to)[kUnit]) const {
-    if constexpr (kStep) {
-      values_of(step.gates, to);
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) to[u] = conj_if(p.conjugate_gamma, to[u]);
-    }
+  // From y before a step y after it. `factor` is its gate, as it was read.
+  __device__ __forceinline__ Sum advanced(bool cut, Sum value, Sum factor, Sum y) const {
+    Sum sum;
+    if constexpr (kStep) sum = plain_step(value, factor, y);
+    else if constexpr (kHalf) sum = gate.step(value, y);
+    else sum = fold(value, gamma, y);
+    return cut ? value : sum;
+  }
+  __device__ __forceinline__ Sum factor_of(const Step& step) const {
+    if constexpr (kStep) return conj_if(p.conjugate_gamma, sum_of(step.gates));
+    else return Sum{};
   }
 
-  // The part's segments, with a zero carry.
+  // The part's segment, with a zero carry.
   template <bool kFull, bool kCuts>
-  __device__ __forceinline__ void add_up(const TileMemory& memory, Segment<Wide> (&segments)[kUnit]) const {
-    Sum y[kUnit];
-    Wide product[kUnit], some[kUnit];  // of a batch: four floats' product is within a double
-    uint32_t closed = 0;
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) {
-      y[u] = cast<Sum>(0.0);
-      product[u] = some[u] = cast<Wide>(1.0);
-    }
+  __device__ __forceinline__ Segment<Wide> add_up(const TileMemory& memory) const {
+    Sum y = cast<Sum>(0.0);
+    Wide product = cast<Wide>(1.0), some = product;  // of a batch: four floats' product is within a double
+    bool closed = false;
     each_step<kFull, kCuts>(memory, [&](const Step& step, int, int in_batch, bool is_first) {
-      Sum values[kUnit], factors[kUnit] = {};
-      values_of(step.input, values);
-      factors_of(step, factors);
-      advance(is_first ? ~0u : step.cut, values, factors, y);
-      closed |= step.cut;
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) {
-        if constexpr (kStep) {
-          if (!kFull || sizeof(T) > 4) {
-            product[u] = power_mul(product[u], cast<Wide>(factors[u]));
-          } else {
-            some[u] = in_batch == 0 ? cast<Wide>(factors[u]) : some[u] * cast<Wide>(factors[u]);
-            if (in_batch == kBatch - 1) product[u] = power_mul(product[u], some[u]);
-          }
+      const Sum factor = factor_of(step);
+      y = advanced(is_first || step.cut, sum_of(step.input), factor, y);
+      closed = closed || step.cut;
+      if constexpr (kStep) {
+        if (!kFull || sizeof(T) > 4) {
+          product = power_mul(product, cast<Wide>(factor));
+        } else {
+          some = in_batch == 0 ? cast<Wide>(factor) : some * cast<Wide>(factor);
+          if (in_batch == kBatch - 1) product = power_mul(product, some);
         }
       }
     });
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) segments[u] = {cast<Wide>(y[u]), product[u], (closed >> u & 1) != 0};
+    return {cast<Wide>(y), product, closed};
   }
 
   __device__ __forceinline__ auto results(const TileMemory& memory) const {
     if constexpr (kFlat) return in_tile(memory.tile_of(0));
     else return in_memory(static_cast<char*>(p.output), p.output_strides, early_step());
   }
-  // The results from the carry into the part; of gamma's gradient, the sums.
+  // The results from the carry into the part; of gamma's gradient, the sum.
   template <bool kFull, bool kCuts>
-  __device__ __forceinline__ void finish(const TileMemory& memory, Sum (&y)[kUnit], Wide (&sums)[kUnit]) const {
+  __device__ __forceinline__ void finish(const TileMemory& memory, Sum y, Wide& sum) const {
     auto to = results(memory);
     CellSteps<char> gates_to{};
     if constexpr (kBackward && kStep)
       gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, early_step());
     each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int, bool) {
-      Sum values[kUnit], factors[kUnit] = {};
-      values_of(step.input, values);
-      factors_of(step, factors);
-      advance(step.cut, values, factors, y);
-      *reinterpret_cast<Cell*>(to.at) = packed<T>(y);
+      y = advanced(step.cut, sum_of(step.input), factor_of(step), y);
+      *reinterpret_cast<Cell*>(to.at) = packed<T>({y});
       to.next();
       if constexpr (kBackward) {
         // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
         const bool is_last = !kFull && early_step() + number + 1 == p.length;
-        Sum others[kUnit], terms[kUnit];
-        values_of(step.saved, others);
-#pragma unroll
-        for (int u = 0; u < kUnit; ++u) {
-          const Sum other = is_last ? cast<Sum>(Values::initial_of(p, index(), u)) : others[u];
-          const bool is_dropped = step.cut_after >> u & 1;
-          terms[u] = is_dropped ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y[u]);
-          if constexpr (!kStep) sums[u] = sums[u] + cast<Wide>(terms[u]);
-        }
+        const Sum other = is_last ? cast<Sum>(Values::initial_of(p, index(), 0)) : sum_of(step.saved);
+        const Sum term = step.cut_after ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y);
         if constexpr (kStep) {
-          *reinterpret_cast<Cell*>(gates_to.at) = packed<T>(terms);
+          *reinterpret_cast<Cell*>(gates_to.at) = packed<T>({term});
           gates_to.next();
+        } else {
+          sum = sum + cast<Wide>(term);
         }
       }
     });
   }
 
   // The carry into the thread's part.
-  __device__ __forceinline__ void enter(
-      const Carries& carries, Segment<Wide> (&segments)[kUnit], Sum (&y)[kUnit]) const {
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u)
-      if (works) carries.store(part, cell * kUnit + u, segments[u]);
+  __device__ __forceinline__ Sum enter(const Carries& carries, const Segment<Wide>& segment) const {
+    if (works) carries.store(part, column, segment);
     carries.exchange(block_index());
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u) y[u] = cast<Sum>(carries.entering(part, cell * kUnit + u));
+    return cast<Sum>(carries.entering(part, column));
   }
-  __device__ __forceinline__ void add_sums(const Carries& carries, const Wide (&sums)[kUnit]) const {
+  __device__ __forceinline__ void add_sums(const Carries& carries, Wide sum) const {
     __syncthreads();  // others may still read the carries into their parts
-#pragma unroll
-    for (int u = 0; u < kUnit; ++u)
-      if (works) carries.store(part, cell * kUnit + u, {sums[u], cast<Wide>(1.0), false});
+    if (works) carries.store(part, column, {sum, cast<Wide>(1.0), false});
     carries.add_sums([&](int column, Wide sum) { Values::store_sum(p, block_index(), column, tile, t.tiles, sum); });
   }
 };
 
-template <typename T, bool kStep, bool kBackward, int kUnit, bool kFlat>
+template <typename T, bool kStep, bool kBackward, bool kFlat>
 __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
     resident_columns_kernel(const __grid_constant__ ResidentColumnsParams params) {
-  using Resident = ResidentColumns<T, kStep, kBackward, kUnit, kFlat>;
+  using Resident = ResidentColumns<T, kStep, kBackward, kFlat>;
   using Wide = typename Resident::Wide;
   extern __shared__ __align__(16) unsigned char columns_shared[];
-  __shared__ CarryExchange<Wide, kStep, kUnit> exchange;
-  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kUnit, kStep));
+  __shared__ CarryExchange<Wide, kStep> exchange;
+  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kStep));
   overlap_launches();
   Resident resident(params);
   const TileMemory memory(params, columns_shared);
   const auto copy = [&] {
-    return TileCopy(params, memory, resident.tile, resident.outer, params.plan.span * Resident::kCellBytes);
+    return TileCopy(params, memory, resident.tile, resident.outer, params.plan.span * Resident::kSize);
   };
   const auto store_tag = [&] {
     if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
@@ -350,27 +305,26 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   else resident.template load<false>(memory);
   const typename Resident::Carries carries(params, exchange, resident.tile, resident.strip, resident.width);
   if constexpr (!kFlat) store_tag();
-  carries.store_powers(resident.works, resident.part, resident.cell, resident.gamma);
+  carries.store_powers(resident.works, resident.part, resident.column, resident.gamma);
   const bool cuts = resident.has_flags();
   if constexpr (Resident::kEarly && !kFlat) wait_for_copies<0>();
-  Segment<Wide> segments[kUnit];
+  Segment<Wide> segment;
   // Passes without branches: of rare element types only where there are no resets.
   const bool plain = full && (Resident::kCommon || !cuts);
-  if (!plain) resident.template add_up<false, true>(memory, segments);
-  else if (Resident::kCommon && cuts) resident.template add_up<true, true>(memory, segments);
-  else resident.template add_up<true, false>(memory, segments);
-  typename Resident::Sum y[kUnit];
-  resident.enter(carries, segments, y);
+  if (!plain) segment = resident.template add_up<false, true>(memory);
+  else if (Resident::kCommon && cuts) segment = resident.template add_up<true, true>(memory);
+  else segment = resident.template add_up<true, false>(memory);
+  const typename Resident::Sum y = resident.enter(carries, segment);
   resident.find_steps();
-  Wide sums[kUnit] = {};
-  // A thread without cells of its own would read, as input, results that another thread has stored there.
+  Wide sum{};
+  // A thread without a column of its own would read, as input, results that another thread has stored there.
   if (!kFlat || resident.works) {
-    if (!plain) resident.template finish<false, true>(memory, y, sums);
-    else if (Resident::kCommon && cuts) resident.template finish<true, true>(memory, y, sums);
-    else resident.template finish<true, false>(memory, y, sums);
+    if (!plain) resident.template finish<false, true>(memory, y, sum);
+    else if (Resident::kCommon && cuts) resident.template finish<true, true>(memory, y, sum);
+    else resident.template finish<true, false>(memory, y, sum);
   }
   if constexpr (kFlat) copy().copy_back();
-  if constexpr (kBackward && !kStep) resident.add_sums(carries, sums);
+  if constexpr (kBackward && !kStep) resident.add_sums(carries, sum);
 }
 
 }  // namespace dcs

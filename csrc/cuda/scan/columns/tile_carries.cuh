@@ -13,11 +13,11 @@
 
 namespace dcs {
 
-// Of a block's cells, at most kCells.
-template <typename Wide, bool kStep, int kUnit, int kCells = kSpan>
+// Of a block's columns, at most kColumns.
+template <typename Wide, bool kStep, int kColumns = kSpan>
 struct CarryExchange {
-  static constexpr int kColumns = kUnit * kCells, kPowers = kStep ? 0 : kColumns;
-  static constexpr int kItems = kUnit * kColumnThreads * 3 / 2;  // rows of an odd pitch
+  static constexpr int kPowers = kStep ? 0 : kColumns;
+  static constexpr int kItems = kColumnThreads * 3 / 2;  // rows of an odd pitch
   // Of the parts, then of the parts before them; with a per-row gamma `gates` are powers over the parts before from the
   // start, and with a shared gamma `before` are those.
   Wide totals[kItems], gates[kItems];
@@ -31,13 +31,11 @@ struct CarryExchange {
 
 // A thread's share of the exchange, which has registers for kMostReads loads in flight. Its own part and cell in the
 // tile may be others than those it folds for.
-template <typename T, bool kStep, int kUnit, int kMostReads, int kCells = kSpan>
+template <typename T, bool kStep, int kMostReads, int kColumns = kSpan>
 struct TileCarries {
   using Wide = typename Types<T>::Wide;
   using Values = ColumnValues<T, kStep>;
-  // Columns that lanes fold together, whose totals go in one word where they are two.
-  static constexpr int kTogether = kStep ? 1 : kUnit;
-  using Words = std::conditional_t<kTogether == 2, PairWord, SegmentWords<Wide, kStep>>;
+  using Words = SegmentWords<Wide, kStep>;
 
   static constexpr int kReads = sizeof(Words) > 16 ? 1 : kMostReads;  // of a lane's words, in flight
 
@@ -45,17 +43,17 @@ struct TileCarries {
 
   const ResidentColumnsParams& params;
   const ResidentColumnsPlan& t = params.plan;
-  CarryExchange<Wide, kStep, kUnit, kCells>& shared;
+  CarryExchange<Wide, kStep, kColumns>& shared;
   uint32_t tile, strip;
-  int width;  // cells of the block
+  int width;  // columns of the block
   int pitch;  // of the parts' columns in shared memory
   int fan, lane;
   int before, groups_before;  // tiles before in the group, groups before in theirs
 
   __device__ __forceinline__ TileCarries(const ResidentColumnsParams& given,
-      CarryExchange<Wide, kStep, kUnit, kCells>& memory, uint32_t of_tile, uint32_t of_strip, int cells)
-      : params(given), shared(memory), tile(of_tile), strip(of_strip), width(cells) {
-    pitch = t.span * kUnit | 1;
+      CarryExchange<Wide, kStep, kColumns>& memory, uint32_t of_tile, uint32_t of_strip, int columns)
+      : params(given), shared(memory), tile(of_tile), strip(of_strip), width(columns) {
+    pitch = t.span | 1;
     fan = 1 << t.fan_bits;
     lane = static_cast<int>(threadIdx.x) & (fan - 1);
     before = static_cast<int>(tile) & ((fan << t.read_bits) - 1);
@@ -66,8 +64,8 @@ struct TileCarries {
   __device__ __forceinline__ bool has_number() const {
     return !kStep && params.problem.gamma_kind == GammaKind::kNumber;
   }
-  // The powers of gammas that folds multiply by. `part`, `cell` and `gammas` are the thread's own.
-  __device__ __forceinline__ void store_powers(bool works, int part, int cell, const Wide (&gammas)[kUnit]) const {
+  // The powers of gammas that folds multiply by. `part`, `column` and `gamma` are the thread's own.
+  __device__ __forceinline__ void store_powers(bool works, int part, int column, Wide gamma) const {
     if constexpr (!kStep) {
       const int thread = static_cast<int>(threadIdx.x);
       if (has_number()) {
@@ -78,23 +76,19 @@ struct TileCarries {
       if (!works) return;
       // One tile has no others to fold. A thread has all powers of a level: each is the square of the one before.
       const int levels = t.tiles == 1 ? 1 : t.groups == 1 ? 2 : 3;
-#pragma unroll
-      for (int u = 0; u < kUnit; ++u) {
-        shared.gates[part * pitch + cell * kUnit + u] =
-            whole_power(gammas[u], static_cast<unsigned>(part * t.part_steps));
+      shared.gates[part * pitch + column] = whole_power(gamma, static_cast<unsigned>(part * t.part_steps));
 #pragma unroll 1
-        for (int level = part; level < levels; level += t.parts) {
-          Wide* const powers = shared.powers + (cell * kUnit + u) * kResidentPowers +
-              (level == 0          ? kParts
-                      : level == 1 ? kTiles
-                                   : kGroups);
-          Wide power = whole_power(gammas[u],
-              static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1)
-                  << (level == 2 ? t.fan_bits + t.read_bits : 0));
-          const int count = t.fan_bits + (level == 0 ? t.lane_bits : t.read_bits);
+      for (int level = part; level < levels; level += t.parts) {
+        Wide* const powers = shared.powers + column * kResidentPowers +
+            (level == 0          ? kParts
+                    : level == 1 ? kTiles
+                                 : kGroups);
+        Wide power = whole_power(gamma,
+            static_cast<unsigned>(t.part_steps) * (level > 0 ? t.parts : 1)
+                << (level == 2 ? t.fan_bits + t.read_bits : 0));
+        const int count = t.fan_bits + (level == 0 ? t.lane_bits : t.read_bits);
 #pragma unroll 1
-          for (int i = 0; i < count; ++i, power = power_mul(power, power)) powers[i] = power;
-        }
+        for (int i = 0; i < count; ++i, power = power_mul(power, power)) powers[i] = power;
       }
     }
   }
@@ -117,22 +111,18 @@ struct TileCarries {
     __syncthreads();
     const int folding = t.groups > 1 ? kColumnThreads / 2 : kColumnThreads, thread = static_cast<int>(threadIdx.x);
     const bool folds_groups = thread >= folding;
-    const int lanes_column = ((folds_groups ? thread - folding : thread) >> t.fan_bits) * kTogether,
-              columns = width * kUnit, column = min(lanes_column, columns - kTogether);
-    const bool is_last = lanes_column < columns && lane + 1 == fan;
-    if (__any_sync(0xffffffffu, lanes_column < columns)) {
+    const int lanes_column = (folds_groups ? thread - folding : thread) >> t.fan_bits,
+              column = min(lanes_column, width - 1);
+    const bool is_last = lanes_column < width && lane + 1 == fan;
+    if (__any_sync(0xffffffffu, lanes_column < width)) {
       if (folds_groups) fold_groups(column, is_last, block);
-      else fold_tiles(column, lanes_column < columns, is_last, block);
+      else fold_tiles(column, lanes_column < width, is_last, block);
     }
     __syncthreads();
     if (ends_above() && is_last && !folds_groups && tile + 1 < t.tiles) {
-      Segment<Wide> segments[kTogether];
-#pragma unroll
-      for (int u = 0; u < kTogether; ++u) {
-        const Wide carry = after(shared.near[column + u], shared.carries[column + u]);
-        segments[u] = {after(shared.tiles[column + u], carry), cast<Wide>(1.0), true};
-      }
-      words()[index_of(2, group() >> (t.fan_bits + t.read_bits), column)].publish(segments, shared.tag);
+      const Wide carry = after(shared.near[column], shared.carries[column]);
+      const Segment<Wide> segment{after(shared.tiles[column], carry), cast<Wide>(1.0), true};
+      words()[index_of(2, group() >> (t.fan_bits + t.read_bits), column)].publish(segment, shared.tag);
     }
   }
 
@@ -140,16 +130,12 @@ struct TileCarries {
   template <typename Take>
   __device__ __forceinline__ void add_sums(const Take& take) const {
     __syncthreads();
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const int column = static_cast<int>(threadIdx.x >> t.fan_bits) * kTogether + u, columns = width * kUnit;
-      Wide sum = cast<Wide>(0.0);
+    const int column = static_cast<int>(threadIdx.x >> t.fan_bits);
+    Wide sum = cast<Wide>(0.0);
 #pragma unroll 1
-      for (int part = lane; part < t.parts; part += fan)
-        sum = sum + shared.totals[part * pitch + min(column, columns - 1)];
-      for (int d = fan / 2; d > 0; d /= 2) sum = sum + shuffle_down(sum, d);
-      if (lane == 0 && column < columns) take(column, sum);
-    }
+    for (int part = lane; part < t.parts; part += fan) sum = sum + shared.totals[part * pitch + min(column, width - 1)];
+    for (int d = fan / 2; d > 0; d /= 2) sum = sum + shuffle_down(sum, d);
+    if (lane == 0 && column < width) take(column, sum);
   }
 
   __device__ __forceinline__ Segment<Wide> get(int part, int column) const {
@@ -242,7 +228,7 @@ struct TileCarries {
   // them, of which the first ones may not exist. All that are missing are loaded at once, as each would take a round
   // trip to memory.
   __device__ __forceinline__ void fold_words(
-      int column, int level, uint32_t end, int count, Level powers, Segment<Wide> (&folded)[kTogether]) const {
+      int column, int level, uint32_t end, int count, Level powers, Segment<Wide>& folded) const {
     const int first = count + ((lane - fan) << t.read_bits);
     const uint32_t apart = words_apart();
     // Of the lane's next word, which may not exist; words from `least` on do, and so many are left.
@@ -260,17 +246,16 @@ struct TileCarries {
       ask();
     };
     ask_first();
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) folded[u] = identity<Wide>();
+    folded = identity<Wide>();
 #pragma unroll 1
     while (true) {
-      Segment<Wide> segments[kTogether];
+      Segment<Wide> segment;
 #pragma unroll 1
       while (true) {
         bool is_complete = true;
 #pragma unroll
         for (int i = 0; i < kReads; ++i) {
-          missing[i] = missing[i] && !asked[i].get(segments, shared.tag);
+          missing[i] = missing[i] && !asked[i].get(segment, shared.tag);
           is_complete = is_complete && !missing[i];
         }
         if (is_complete) break;
@@ -279,87 +264,70 @@ struct TileCarries {
 #pragma unroll
       for (int i = 0; i < kReads; ++i) {
         if (i >= left) break;
-        asked[i].get(segments, shared.tag);
-#pragma unroll
-        for (int u = 0; u < kTogether; ++u) {
-          if (i < least) segments[u] = identity<Wide>();
-          if constexpr (!kStep) segments[u].gates = powers_of(column + u)[powers];
-          folded[u] = joined(folded[u], segments[u]);
-        }
+        asked[i].get(segment, shared.tag);
+        if (i < least) segment = identity<Wide>();
+        if constexpr (!kStep) segment.gates = powers_of(column)[powers];
+        folded = joined(folded, segment);
       }
       if (kReads >= 1 << most_read_bits(kStep) || (left -= kReads) <= 0) break;
       least -= kReads;
       index += kReads * apart;
       ask_first();
     }
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      if (count > 0) fold_lanes(folded[u], powers_of(column + u) + powers + t.read_bits);
-    }
+    if (count > 0) fold_lanes(folded, powers_of(column) + powers + t.read_bits);
   }
 
-  // Of some neighboring columns: the tile's total, what is before each part in it, and the tiles before in the group.
+  // Of a column: the tile's total, what is before each part in it, and the tiles before in the group.
   __device__ __forceinline__ void fold_tiles(int column, bool exists, bool is_last, const ColumnIndex& block) const {
-    Segment<Wide> own[kTogether], near[kTogether];
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) own[u] = fold_parts(column + u);
+    Segment<Wide> own = fold_parts(column), near;
     const bool publishes = is_last && tile + 1 < t.tiles;
     if (publishes && !ends_group()) words()[index_of(0, tile, column)].publish(own, shared.tag);
     // Before the words are loaded, as most are published later: a word that is missing takes another round trip.
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      store_before(column + u, exists, own[u]);
-      if (!is_last) continue;
+    store_before(column, exists, own);
+    if (is_last) {
       if constexpr (!kStep) {
-        own[u].gates = powers_of(column + u)[kTiles];
-        shared.near[column + u].gates = power_over<kTilePowers>(powers_of(column + u) + kTiles, before);
+        own.gates = powers_of(column)[kTiles];
+        shared.near[column].gates = power_over<kTilePowers>(powers_of(column) + kTiles, before);
       }
-      shared.tiles[column + u] = own[u];
-      if (t.groups == 1) shared.carries[column + u] = initial_of({block.outer, block.column + column}, u);
+      shared.tiles[column] = own;
+      if (t.groups == 1) shared.carries[column] = initial_of({block.outer, block.column + column});
     }
     if (t.tiles == 1) return;
     fold_words(column, 0, tile, before, kTiles, near);
     if (!is_last) return;
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      shared.near[column + u].total = near[u].total;
-      shared.near[column + u].closed = near[u].closed;
-      if constexpr (kStep) shared.near[column + u].gates = near[u].gates;
-      near[u] = joined(near[u], shared.tiles[column + u]);
-    }
+    shared.near[column].total = near.total;
+    shared.near[column].closed = near.closed;
+    if constexpr (kStep) shared.near[column].gates = near.gates;
+    near = joined(near, shared.tiles[column]);
     if (publishes && ends_group() && !ends_above()) words()[index_of(1, group(), column)].publish(near, shared.tag);
   }
   // The carry into their group.
   __device__ __forceinline__ void fold_groups(int column, bool is_last, const ColumnIndex& block) const {
     const uint32_t above = group() >> (t.fan_bits + t.read_bits);
-    Segment<Wide> groups[kTogether], carries[kTogether];
+    Segment<Wide> groups, carry;
     fold_words(column, 1, group(), groups_before, kGroups, groups);
     if (!is_last) return;
     if (above > 0) {
       Words word{};
       do word.load_if(true, words()[index_of(2, above - 1, column)]);
-      while (!word.get(carries, shared.tag));
+      while (!word.get(carry, shared.tag));
     }
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      if (above == 0) carries[u].total = initial_of({block.outer, block.column + column}, u);
-      if constexpr (!kStep) groups[u].gates = power_over<kMostFanBits>(powers_of(column + u) + kGroups, groups_before);
-      shared.carries[column + u] = after(groups[u], carries[u].total);
-    }
+    if (above == 0) carry.total = initial_of({block.outer, block.column + column});
+    if constexpr (!kStep) groups.gates = power_over<kMostFanBits>(powers_of(column) + kGroups, groups_before);
+    shared.carries[column] = after(groups, carry.total);
   }
-  __device__ __forceinline__ Wide initial_of(const ColumnIndex& at, int u) const {
-    return params.problem.backward ? cast<Wide>(0.0) : Values::initial_of(params.problem, at, u);
+  __device__ __forceinline__ Wide initial_of(const ColumnIndex& at) const {
+    return params.problem.backward ? cast<Wide>(0.0) : Values::initial_of(params.problem, at, 0);
   }
   // Of tiles, of groups, of groups of groups.
   __device__ __forceinline__ Words* words() const { return static_cast<Words*>(params.workspace); }
   __device__ __forceinline__ uint32_t words_apart() const {  // from a tile to the next
-    return static_cast<uint32_t>(t.strips) * static_cast<uint32_t>(t.span * kUnit / kTogether);
+    return static_cast<uint32_t>(t.strips) * static_cast<uint32_t>(t.span);
   }
   __device__ __forceinline__ uint32_t index_of(int level, uint32_t number, int column) const {
     const uint32_t at =
         number + (level > 0 ? static_cast<uint32_t>(t.tiles) : 0) + (level > 1 ? static_cast<uint32_t>(t.groups) : 0);
-    return at * words_apart() + strip * static_cast<uint32_t>(t.span * kUnit / kTogether) +
-        static_cast<uint32_t>(column / kTogether);
+    return at * words_apart() + strip * static_cast<uint32_t>(t.span) + static_cast<uint32_t>(column);
   }
 };
 

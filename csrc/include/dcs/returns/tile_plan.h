@@ -102,8 +102,8 @@ inline bool plan_flat_tiles(ResidentColumnsPlan& plan, const ReturnsProblem& p, 
   const int64_t bytes = bytes_of(p.dtype);
   ResidentColumnsPlan flat = plan;
   flat.flat = true;
-  flat.exchange_bytes = resident_exchange_bytes(std::max<int64_t>(bytes, 8), 1, step, flat_tile_columns(bytes));
-  share_cells(flat, p.outer, p.inner, step, flat_tile_columns(bytes));
+  flat.exchange_bytes = resident_exchange_bytes(std::max<int64_t>(bytes, 8), step, flat_tile_columns(bytes));
+  share_columns(flat, p.outer, p.inner, flat_tile_columns(bytes));
   const int64_t fits = most_flat_steps(p, flat);
   if (flat.spans > 1 || fits < kFewestFlatTileSteps) return false;
   plan = flat;
@@ -123,7 +123,7 @@ inline std::optional<ResidentColumnsPlan> plan_tiles(
   ResidentColumnsPlan plan{};
   plan.most_shared = static_cast<int>(shared_bytes);
   int64_t most = tile_column_steps(bytes, form);
-  if (!may_be_flat || !plan_flat_tiles(plan, p, step, most)) share_cells(plan, p.outer, p.inner, step);
+  if (!may_be_flat || !plan_flat_tiles(plan, p, step, most)) share_columns(plan, p.outer, p.inner);
   const int64_t least = std::min<int64_t>(most, plan.flat ? kFewestFlatTileSteps : kFewestTileSteps),
                 length = plan.flat ? p.outer * p.length / plan.strips : p.length;
   // As many blocks for every multiprocessor; lanes read some tiles at most at once.
@@ -139,7 +139,7 @@ inline std::optional<ResidentColumnsPlan> plan_tiles(
   plan.part_steps = static_cast<int>(std::max(least, even_steps(tiles)));
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
   if (plan.flat) plan.shared_bytes = tile_tensors(p, int64_t{plan.part_steps} * plan.parts).bytes;
-  share_words(plan, plan.span, tile_column_blocks(bytes) * multiprocessors, step);
+  share_words(plan, tile_column_blocks(bytes) * multiprocessors, step);
   // The lanes of more columns are fewer for each: they read more, as groups of groups wait for one another.
   while (plan.groups > 1 && plan.fan_bits + plan.read_bits < kFewestGroupBits && plan.read_bits < most_read_bits(step))
     plan.groups = ceil_div(plan.tiles, int64_t{1} << (plan.fan_bits + ++plan.read_bits));

@@ -237,13 +237,13 @@ constexpr int64_t kLeastEarlyRow = 32;  // bytes of a step
 // number of blocks.
 inline int64_t most_early_steps(const ScanProblem& p, const ResidentColumnsPlan& plan, int64_t resident, int64_t unit) {
   const bool step = p.gamma_kind == GammaKind::kStep;
-  const int64_t columns = plan.pairs ? 2 : 1, bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  if (!is_floating(p.dtype) || resident_steps(bytes * columns, step, p.backward) < kEarlyBatch) return 0;
+  const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
+  if (!is_floating(p.dtype) || resident_steps(bytes, step, p.backward) < kEarlyBatch) return 0;
   if (plan.flat && (p.backward || (step && p.shifted))) return 0;  // not all of them are in a tile
   // What a warp reads beside a step that is no sector or two is left in L1, which shared memory would take room from.
-  if (!plan.flat && plan.span * columns * bytes < kLeastEarlyRow) return 0;
+  if (!plan.flat && plan.span * bytes < kLeastEarlyRow) return 0;
   const int64_t whole = std::max<int64_t>(unit, kEarlyBatch);
-  int64_t most = 4 * kEarlyWords / (bytes * columns * tensors_of(p)) / whole * whole;
+  int64_t most = 4 * kEarlyWords / (bytes * tensors_of(p)) / whole * whole;
   if (plan.flat) {
     const int64_t room = kResidentShared / resident_blocks(bytes) - plan.exchange_bytes - (p.reset ? kMostCutBytes : 0);
     while (most > 0 && 16 * plan.parts * flat_pitch(resident + most, row_bytes) * tensors_of(p) > room) most -= whole;
@@ -254,12 +254,10 @@ inline int64_t most_early_steps(const ScanProblem& p, const ResidentColumnsPlan&
 // What is in shared memory: tiles that are one contiguous range, or early steps; then the flags of these.
 inline void lay_out_shared(ResidentColumnsPlan& plan, const ScanProblem& p, int64_t row_bytes) {
   const bool step = p.gamma_kind == GammaKind::kStep;
-  const int64_t columns = plan.pairs ? 2 : 1;
   if (plan.flat) lay_out_flat(plan, row_bytes);
   plan.cuts_at = plan.flat ? plan.flat_bytes * (step && !p.shifted ? 2 : 1)
-                           : plan.early_steps * kColumnThreads * bytes_of(p.dtype) * columns * tensors_of(p);
-  plan.shared_bytes =
-      plan.cuts_at + (p.reset ? plan.early_steps / kEarlyBatch * columns * kColumnThreads * kCutBytes : 0);
+                           : plan.early_steps * kColumnThreads * bytes_of(p.dtype) * tensors_of(p);
+  plan.shared_bytes = plan.cuts_at + (p.reset ? plan.early_steps / kEarlyBatch * kColumnThreads * kCutBytes : 0);
 }
 
 // Lanes that fold each of a span's columns, at most so many of a block.
@@ -270,49 +268,36 @@ inline int fan_bits_of(int64_t columns, int64_t threads) {
 }
 // Who reads the words of tiles before. Where these are one group all threads do, for the shortest wait; else half of
 // them where all blocks are there at once, and few where they are not, as then instructions count.
-inline void share_words(ResidentColumnsPlan& plan, int64_t folded, int64_t room, bool step) {
+inline void share_words(ResidentColumnsPlan& plan, int64_t room, bool step) {
   const bool at_once = plan.strips * plan.tiles <= room;
   const int64_t group = int64_t{1} << plan.fan_bits, most = group << (at_once ? most_read_bits(step) : 1);
-  if (plan.tiles > most) plan.fan_bits = fan_bits_of(folded, at_once || step ? kColumnThreads / 2 : kGroupThreads);
+  if (plan.tiles > most) plan.fan_bits = fan_bits_of(plan.span, at_once || step ? kColumnThreads / 2 : kGroupThreads);
   const int64_t tiles = plan.tiles > most ? group : plan.tiles;
   while (tiles > int64_t{1} << (plan.fan_bits + plan.read_bits)) ++plan.read_bits;
   while (plan.parts > 1 << (plan.fan_bits + plan.lane_bits)) ++plan.lane_bits;
   plan.groups = ceil_div(plan.tiles, int64_t{1} << (plan.fan_bits + plan.read_bits));
 }
 
-// Spans of a tensor's cells, `most` at most, and a block's parts of one; how many columns of a span lanes fold.
-inline int64_t share_cells(ResidentColumnsPlan& plan, int64_t outer, int64_t cells, bool step, int64_t most = kSpan) {
-  const int64_t folded = plan.pairs && step ? cells * 2 : cells;  // lanes fold pairs of totals, but no pairs of gates
-  plan.spans = static_cast<int>(ceil_div(folded, most));
-  plan.span = static_cast<int>(ceil_div(cells, plan.spans));
+// Spans of a tensor's columns, `most` at most, and a block's parts of one.
+inline void share_columns(ResidentColumnsPlan& plan, int64_t outer, int64_t columns, int64_t most = kSpan) {
+  plan.spans = static_cast<int>(ceil_div(columns, most));
+  plan.span = static_cast<int>(ceil_div(columns, plan.spans));
   plan.span_inverse = static_cast<uint32_t>(ceil_div(1 << 16, plan.span));
   plan.strips = outer * plan.spans;
   plan.parts = kColumnThreads / plan.span;
-  const int64_t folded_span = plan.span * (folded / cells);
-  plan.fan_bits = fan_bits_of(folded_span, kColumnThreads);
-  return folded_span;
-}
-
-// Whether a thread has two half-precision columns: more threads, of one each, are faster where there are few columns,
-// or few elements for each multiprocessor.
-inline bool resident_columns_pair(const ScanProblem& p, const DeviceLimits& device) {
-  if (!half_precision_pairs(p)) return false;
-  if (p.gamma_kind == GammaKind::kStep) return p.inner >= kFewestPairedGates;
-  return p.inner >= kFewestPairedColumns && p.rows() * p.length >= kFewestPairedElements * device.multiprocessors;
+  plan.fan_bits = fan_bits_of(plan.span, kColumnThreads);
 }
 
 inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (is_windowed(p) || !powers_fold(p) || !steps_are_near(p) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const bool step = p.gamma_kind == GammaKind::kStep;
   ResidentColumnsPlan plan{};
-  plan.pairs = resident_columns_pair(p, device);
-  plan.exchange_bytes = resident_exchange_bytes(wide_bytes_of(p.dtype), plan.pairs ? 2 : 1, step);
+  plan.exchange_bytes = resident_exchange_bytes(wide_bytes_of(p.dtype), step);
   plan.most_shared = device.shared_bytes;
-  const int64_t columns = plan.pairs ? 2 : 1, cells = p.inner / columns;
   const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  const int steps = resident_steps(bytes * columns, step, p.backward);
-  const int64_t folded_span = share_cells(plan, p.outer, cells, step);
-  plan.flat = plan.spans == 1 && cells < kSpan && columns_lie_flat(p);
+  const int steps = resident_steps(bytes, step, p.backward);
+  share_columns(plan, p.outer, p.inner);
+  plan.flat = plan.spans == 1 && p.inner < kSpan && columns_lie_flat(p);
   // Whole batches, and two whole vectors at least to a part of a tile that is one contiguous range; as even as can be,
   // in tiles for all multiprocessors.
   const int batch = std::min(kResidentBatch, steps);
@@ -324,7 +309,7 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   const int64_t length = p.length + plan.lead_mask;
   // Single half-precision elements in memory are loaded one by one: more of them a thread take longer than more
   // threads.
-  const int64_t at_once = plan.flat || bytes * columns > 2 ? steps : std::min<int64_t>(steps, kResidentWords);
+  const int64_t at_once = plan.flat || bytes > 2 ? steps : std::min<int64_t>(steps, kResidentWords);
   const int64_t most = at_once / unit * unit, least = std::min(most, ceil_div(kFewestResidentSteps, unit) * unit);
   // More blocks than there is room for at once hold longer parts, in as few rounds as can be, all of them full: what
   // comes once a block is then a smaller part of its work.
@@ -344,17 +329,17 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   plan.early_steps =
       static_cast<int>(ceil_div(std::max<int64_t>(0, plan.part_steps - most), kEarlyBatch) * kEarlyBatch);
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
-  share_words(plan, folded_span, room, step);
+  share_words(plan, room, step);
   plan.dependent = plan.strips * plan.tiles <= device.dependent_blocks(p);
   if (!step) fill_resident_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);
   if (plan.shared_bytes + plan.exchange_bytes > plan.most_shared) return std::nullopt;
   if (plan.tiles > 1)
-    plan.workspace_bytes = (plan.tiles + 2 * plan.groups) * plan.strips * plan.span * 16 *
-        (wide_bytes_of(p.dtype) / 8) * (step ? 2 * columns : 1);
+    plan.workspace_bytes =
+        (plan.tiles + 2 * plan.groups) * plan.strips * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) * (step ? 2 : 1);
   // Blocks and words are counted in 32 bits.
   const int64_t blocks = plan.strips * plan.tiles;
-  return blocks * plan.span * columns < int64_t{1} << 30 ? std::optional<ResidentColumnsPlan>(plan) : std::nullopt;
+  return blocks * plan.span < int64_t{1} << 30 ? std::optional<ResidentColumnsPlan>(plan) : std::nullopt;
 }
 
 }  // namespace dcs

@@ -98,11 +98,7 @@ inline void describe_launch(const SmallColumnsPlan& plan, JsonObject& launch) {
   launch.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
 }
 inline void describe_launch(const ResidentColumnsPlan& plan, JsonObject& launch) {
-  launch.add("flat", plan.flat)
-      .add("pairs", plan.pairs)
-      .add("span", plan.span)
-      .add("spans", plan.spans)
-      .add("parts", plan.parts);
+  launch.add("flat", plan.flat).add("span", plan.span).add("spans", plan.spans).add("parts", plan.parts);
   launch.add("part_steps", plan.part_steps).add("early_steps", plan.early_steps).add("tiles", plan.tiles);
   launch.add("groups", plan.groups);
   launch.add("shared_bytes", plan.shared_bytes);

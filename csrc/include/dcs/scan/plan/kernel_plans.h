@@ -115,16 +115,15 @@ struct SmallColumnsPlan {
   int64_t blocks;  // outer * spans * cluster
   bool dependent;  // may begin as the launch before it ends
 };
-// A block holds a tile, some steps of a span of cells (columns/resident_columns.cuh).
+// A block holds a tile, some steps of a span of columns (columns/resident_columns.cuh).
 struct ResidentColumnsPlan {
   bool flat;           // a tile is one contiguous range of memory
-  bool pairs;          // a cell is two half-precision columns, not one
-  int span, spans;     // cells of a block, of which there are so many side by side
+  int span, spans;     // columns of a block, of which there are so many side by side
   int64_t strips;      // outer * spans: each a span of an outer row's columns through all of time
-  int parts;           // threads of a cell in a block
+  int parts;           // threads of a column in a block
   int part_steps;      // of a thread
   int early_steps;     // the first of them, which are in shared memory: the others are in registers
-  int fan_bits;        // 2^these lanes fold a cell
+  int fan_bits;        // 2^these lanes fold a column
   int read_bits;       // each reads 2^these tiles before, which make a group; as many of these are a group of groups
   int lane_bits;       // 2^these parts are a lane's
   int64_t tiles;       // of a strip

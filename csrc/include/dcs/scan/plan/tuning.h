@@ -158,19 +158,15 @@ constexpr int few_steps_blocks(int64_t bytes, int unit, bool step, bool backward
   if (bytes * unit <= 4) return bytes * unit == 4 && !step && !backward ? 5 : 4;
   return bytes > 8 ? 2 : bytes == 8 || (step && backward) ? 3 : 4;
 }
-// Columns of half precision that threads take in pairs: so many at least with a per-step gamma; without one so many,
-// and so many elements a multiprocessor. On an H200 pairs take 1.04 to 1.5 times the time of one column a thread below
-// these, 0.83 to 1.2 times from there on, 0.97 in the mean (110 random problems).
-constexpr int64_t kFewestPairedGates = 8, kFewestPairedColumns = 18, kFewestPairedElements = 3 << 14;
 constexpr int kResidentWords = 32;  // of four bytes that a thread holds
 constexpr int kResidentBatch = 4;   // of its steps at once
 constexpr int kEarlyWords = 32;     // that it has in shared memory beside them where there are many tiles
 constexpr int kEarlyBatch = 8;      // of those steps at once
 constexpr int kFlagBatch = 4 * kEarlyBatch;
 constexpr int kMostEarlySteps = 2 * kEarlyWords;  // in half precision
-constexpr int kSpan = 32;                         // cells of a block that holds its tile, at most
+constexpr int kSpan = 32;                         // columns of a block that holds its tile, at most
 constexpr int kFewestResidentSteps = 16;          // of a thread, so that blocks have work beside their exchange
-// Of lanes that fold a cell, at most; of tiles before that each reads at most, if they are one group. Threads that do
+// Of lanes that fold a column, at most; of tiles before that each reads at most, if they are one group. Threads that do
 // both where tiles are in groups, as more of them take longer than their latency.
 constexpr int kMostFanBits = 5, kMostReadBits = 2, kGroupThreads = 64;
 constexpr int most_read_bits(bool step) { return step ? 1 : kMostReadBits; }  // words with gates have twice the bytes
@@ -183,18 +179,17 @@ constexpr int kPartPowers = 8, kTilePowers = kMostFanBits + kMostReadBits,
 constexpr int kCutBytes = 2, kMostCutBytes = kMostEarlySteps / kEarlyBatch * kColumnThreads * kCutBytes;
 constexpr int kResidentShared = 224 << 10;
 
-// Steps of a cell of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
-constexpr int resident_steps(int64_t cell_bytes, bool step, bool backward) {
+// Steps of elements of so many bytes that a thread holds, of all operands; blocks that a multiprocessor has room for.
+constexpr int resident_steps(int64_t element_bytes, bool step, bool backward) {
   const int tensors = (step ? 2 : 1) + (backward ? 1 : 0);
-  return 4 * kResidentWords / (static_cast<int>(cell_bytes) * (tensors == 3 ? 4 : tensors));
+  return 4 * kResidentWords / (static_cast<int>(element_bytes) * (tensors == 3 ? 4 : tensors));
 }
 constexpr int resident_blocks(int64_t element_bytes) { return element_bytes > 8 ? 2 : 3; }
-// Of shared memory, for the exchange of totals between so many neighboring columns a cell, at most. What is behind it
-// may begin at a multiple of 128 bytes, as kernels compiled beside it ask.
-constexpr int resident_exchange_bytes(int64_t wide_bytes, int unit, bool step, int cells = kSpan) {
+// Of shared memory, for the exchange of totals, at most. What is behind it may begin at a multiple of 128 bytes, as
+// kernels compiled beside it ask.
+constexpr int resident_exchange_bytes(int64_t wide_bytes, bool step, int columns = kSpan) {
   const int wide = static_cast<int>(wide_bytes);
-  const int bytes =
-      unit * (kColumnThreads * 3 / 2 * (2 * wide + 1) + cells * wide * (7 + (step ? 0 : kResidentPowers))) +
+  const int bytes = kColumnThreads * 3 / 2 * (2 * wide + 1) + columns * wide * (7 + (step ? 0 : kResidentPowers)) +
       (step ? 0 : kColumnThreads * wide) + 64;
   return (bytes + 127) / 128 * 128;
 }
