@@ -26,7 +26,7 @@ __device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, i
     const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
     if (reach >= d) {
       segment.total = fold(segment.total, segment.gates, other);
-      segment.gates = clamped_mul(segment.gates, other_gates);
+      segment.gates = power_mul(segment.gates, other_gates);
     }
   }
   segment.closed = (closed & (0xffffffffu >> (31 - static_cast<int>(threadIdx.x) % 32))) != 0;
@@ -211,7 +211,7 @@ struct SmallScan {
       if (reach >= d) segment.total = fold(segment.total, kGates ? segment.gates : p.powers[j], other);
       if constexpr (kGates) {
         const double other_gates = shuffle_up(segment.gates, d);
-        if (reach >= d) segment.gates = clamped_mul(segment.gates, other_gates);
+        if (reach >= d) segment.gates = power_mul(segment.gates, other_gates);
       }
     }
     double before = shuffle_up(segment.total, 1);
