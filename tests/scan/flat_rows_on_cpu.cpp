@@ -293,7 +293,7 @@ Case draw(std::mt19937& random) {
   c.backward = one_in(2);
   c.shifted = c.backward || (c.by_small_rows && one_in(4));
   if (c.by_small_rows && c.shifted && !c.backward) c.initial = false;
-  c.infinite = c.by_small_rows && !c.backward && one_in(4);
+  c.infinite = c.by_small_rows && !c.backward && c.kind != GammaKind::kStep && one_in(3);
   c.two_levels = c.rows % 2 == 0 && one_in(3);
   draw_layouts(c, random);
   c.multiprocessors = clustered ? 132 : c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;

@@ -39,7 +39,7 @@ __device__ __forceinline__ void fold_segments_up(Segment<Wide>& segment, int lan
     const bool closed = __shfl_up_sync(0xffffffffu, static_cast<int>(segment.closed), d);
     if (lane >= d && !segment.closed) {
       segment.total = fold(segment.total, segment.gates, total);
-      segment.gates = power_mul(segment.gates, gates);
+      segment.gates = clamped_mul(segment.gates, gates);
       segment.closed = closed;
     }
   }

@@ -29,7 +29,7 @@ struct CarryExchange {
   uint64_t tag;  // of this launch's words
 };
 
-// A thread's share of the exchange, which has registers for kMostReads loads in flight. Its own part and cell in the
+// A thread's share of the exchange, which has registers for kMostReads loads in flight. Its own part and column in the
 // tile may be others than those it folds for.
 template <typename T, bool kStep, int kMostReads, int kColumns = kSpan>
 struct TileCarries {

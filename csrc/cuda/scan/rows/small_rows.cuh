@@ -17,8 +17,14 @@
 
 namespace dcs {
 
-// The first `count` lanes' segments, each with those before it.
-__device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, int count) {
+// A product of gates. Of one gamma, whose powers only shrink or only grow, it is not 0 where no gate is, so that an
+// infinity stays one behind it.
+__device__ __forceinline__ double gates_product(double a, double b, bool of_steps) {
+  return of_steps ? clamped_mul(a, b) : power_mul(a, b);
+}
+
+// The first `count` lanes' segments, each with those before it; of_steps: a gate a step.
+__device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, int count, bool of_steps) {
   const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed);
   const int reach = reach_of(closed);
 #pragma unroll 1
@@ -26,7 +32,7 @@ __device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, i
     const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
     if (reach >= d) {
       segment.total = fold(segment.total, segment.gates, other);
-      segment.gates = power_mul(segment.gates, other_gates);
+      segment.gates = gates_product(segment.gates, other_gates, of_steps);
     }
   }
   segment.closed = (closed & (0xffffffffu >> (31 - static_cast<int>(threadIdx.x) % 32))) != 0;
@@ -53,7 +59,7 @@ struct ClusterSegments {
     store_async_in_cluster(&entry.closed, &arrivals, to, segment.closed ? 1.0 : 0.0);
   }
   // The carry into a block.
-  __device__ __forceinline__ double carry_into(int rank) {
+  __device__ __forceinline__ double carry_into(int rank, bool of_steps) {
     if (rank == 0) return 0.0;
     Segment<double> segment = identity<double>();
     mbarrier_wait(&arrivals, 0);
@@ -62,7 +68,7 @@ struct ClusterSegments {
       const Stored& entry = stored[lane];
       segment = {entry.total, entry.gates, entry.closed != 0.0};
     }
-    return shuffle(up_to_lane(segment, rank).total, rank - 1);
+    return shuffle(up_to_lane(segment, rank, of_steps).total, rank - 1);
   }
 };
 
@@ -211,7 +217,7 @@ struct SmallScan {
       if (reach >= d) segment.total = fold(segment.total, kGates ? segment.gates : p.powers[j], other);
       if constexpr (kGates) {
         const double other_gates = shuffle_up(segment.gates, d);
-        if (reach >= d) segment.gates = power_mul(segment.gates, other_gates);
+        if (reach >= d) segment.gates = gates_product(segment.gates, other_gates, by_step());
       }
     }
     double before = shuffle_up(segment.total, 1);
@@ -225,7 +231,8 @@ struct SmallScan {
   __device__ __forceinline__ double exchange(
       const Segment<double> (&segments)[kSmallRowsWarps], ClusterSegments& cluster) const {
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const Segment<double> warps_before = up_to_lane(lane < warps ? segments[lane] : identity<double>(), warps);
+    const Segment<double> warps_before =
+        up_to_lane(lane < warps ? segments[lane] : identity<double>(), warps, by_step());
     double carry = shuffle(warps_before.total, max(warp - 1, 0));
     if (p.cluster.divisor > 1) {
       const auto of_lane = [&](int from) {
@@ -236,7 +243,7 @@ struct SmallScan {
       const Segment<double> block = of_lane(warps - 1), own = of_lane(max(warp - 1, 0));
       if (warp == 0 && lane > mine.rank && lane < static_cast<int>(p.cluster.divisor))
         cluster.store(block, mine.rank, lane);
-      carry = cluster.carry_into(mine.rank);
+      carry = cluster.carry_into(mine.rank, by_step());
       if (warp > 0) carry = after(own, carry);
     }
     return carry;
