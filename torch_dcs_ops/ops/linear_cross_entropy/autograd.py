@@ -93,7 +93,7 @@ class LossFunction(Node):
         ctx.learned, gradients = None, ()
         if not saved and is_direct_call(*tensors):
             saved = fused and ctx.private and few_rows.saves_logits_gradient(
-                input, linear_weight, target, options, needs, need_predictions
+                input, linear_weight, target, weight, options, needs, need_predictions
             )  # fmt: skip
             # The arguments have been checked: the GPU waits for the first product.
             ctx.learned = Learned()
@@ -161,7 +161,7 @@ def _of_saved(ctx: Any, saved: SavedCall) -> list[Tensor | None]:
     if not (ctx.private and is_direct_call(*saved)):
         return gradients_of_saved(saved, needs)
     with torch._C._AutoDispatchBelowAutograd():
-        found = few_rows.gradients_of_saved(saved, needs, ctx.options.reduction, may_overwrite=graph_is_being_freed())
+        found = few_rows.gradients_of_saved(saved, needs, may_overwrite=graph_is_being_freed())
     return [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
 
 

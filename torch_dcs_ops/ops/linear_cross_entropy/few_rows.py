@@ -14,24 +14,32 @@ from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import row_dtype
 from . import alignment
 from .gradients import ExactGradients, Gradients, SavedCall
-from .half_range import room_for_upstream
+from .half_range import has_room_for_upstream, room_for_upstream
 from .plan import make_plan, single_chunk
 from .scale import scaled
 from .valid_rows import compacts
 
 
 def saves_logits_gradient(
-    input: Tensor, linear_weight: Tensor, target: Tensor, options: Options, needs: Needs, need_predictions: bool
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    options: Options,
+    needs: Needs,
+    need_predictions: bool,
 ) -> bool:
     """Whether a reduced loss, called directly, saves the gradient of its logits for the backward.
 
-    float16 needs products in float32. Ignored rows that would be left out, and copies of linear_weight that both passes
+    float16 needs products in float32, and a range that is known. Ignored rows that would be left out, and copies of linear_weight that both passes
     would make, are worth more.
     """
     rows, (classes, features) = input.shape[:-1].numel(), linear_weight.shape
     if not needs.linear_weight or not 0 < rows <= features:
         return False
-    if input.dtype == torch.float16 and input.device.type != "cuda":
+    if input.dtype == torch.float16 and not (
+        input.device.type == "cuda" and has_room_for_upstream(rows, target, weight, options)
+    ):
         return False
     if options.grad_filter_eps or options.logits_dtype not in (None, input.dtype):
         return False
@@ -45,7 +53,7 @@ def saves_logits_gradient(
     return not alignment.copies_weight(rows, linear_weight)
 
 
-def gradients_of_saved(saved: SavedCall, needs: Needs, reduction: str, may_overwrite: bool) -> Gradients:
+def gradients_of_saved(saved: SavedCall, needs: Needs, may_overwrite: bool) -> Gradients:
     """Those of input, linear_weight and linear_bias, in their dtypes. may_overwrite: the logits' gradient.
 
     It is scaled, and not what it is multiplied by, which may leave the range where these products do not. float16 keeps
@@ -54,7 +62,7 @@ def gradients_of_saved(saved: SavedCall, needs: Needs, reduction: str, may_overw
     logits_gradient, factor, input, linear_weight, linear_bias, lacking = saved
     room, is_half = 1.0, lacking is not None
     if lacking is not None:
-        room, factor = room_for_upstream(logits_gradient.size(0), reduction), factor * lacking.view(())
+        room, factor = room_for_upstream(logits_gradient.size(0)), factor * lacking.view(())
     grad_bias = logits_gradient.new_empty(0)
     if linear_bias is not None and needs.linear_bias:
         grad_bias = scaled(logits_gradient.sum(0, dtype=row_dtype(input.dtype)), factor, linear_bias.dtype, False)

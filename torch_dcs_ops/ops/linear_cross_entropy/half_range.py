@@ -19,6 +19,8 @@ _MOST_BOOST = 1024.0
 _MOST_GRADIENT = 16384.0  # of the logits: a quarter of the range
 _MOST_PRODUCT = 32768.0  # of the logits' gradient and linear_weight, where it is rounded to float16
 _LARGEST = 65504.0
+_HEADROOM = 32.0  # for upstream gradients
+_LEAST_ROWS = 64
 _BOUNDS = (2.0**-40, 2.0**40)
 
 
@@ -44,13 +46,19 @@ def half_boost(linear_weight: Tensor, target: Tensor, weight: Tensor | None, opt
     return torch.exp2(boost.clamp(max=_MOST_BOOST).log2().floor()).reshape(1)
 
 
-def room_for_upstream(rows: int, reduction: str) -> float:
-    """A power of 2 by which the logits' gradient, with what it lacks, is multiplied before products of few rows.
+def has_room_for_upstream(rows: int, target: Tensor, weight: Tensor | None, options: Options) -> bool:
+    """Whether `room_for_upstream` fits: a plain mean of so many rows that products err less than in float16 alone."""
+    is_plain = weight is None and not target.is_floating_point() and options.z_loss == 0
+    return is_plain and options.reduction == "mean" and abs(options.logit_scale) <= 1 and rows >= _LEAST_ROWS
 
-    Of a mean's it is a sixteenth of 1/N: an upstream gradient of 2^20, as loss scaling makes it, stays in range, and
-    of 1 leaves an error below that of rounding linear_weight's gradient to float16.
+
+def room_for_upstream(rows: int) -> float:
+    """What the logits' gradient of a mean is multiplied by, beside 1/N, before products of few rows: a power of 2.
+
+    N/32 at most. In range stay upstream gradients of up to 2^20, as loss scaling makes them; 2^16 where 31 of 32 rows
+    are ignored. Of 1 the rounding of small probabilities is N/32 times finer than in a float16 gradient of the mean.
     """
-    return 2.0 ** (math.floor(math.log2(rows)) if reduction == "mean" else 0) / 16
+    return 2.0 ** math.floor(math.log2(rows)) / _HEADROOM
 
 
 def boosted(scale: Tensor | None, boost: Tensor) -> tuple[Tensor, Tensor]:
