@@ -32,7 +32,8 @@ from .scale import may_form_gradients, scaled
 from .validate import check_call
 
 _OP = "linear_cross_entropy"
-# float16 has no room for 1/N in what is saved, and the op no result for the factor it lacks; other dtypes and CPUs sum over chunks at no cost.
+# float16 has no room for 1/N in what is saved, and the op no result for the factor it lacks; other dtypes and CPUs sum
+# over chunks at no cost.
 _DTYPES = (torch.bfloat16,)
 _DEVICES = ("cuda",)
 

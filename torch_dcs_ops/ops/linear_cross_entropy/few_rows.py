@@ -31,8 +31,8 @@ def saves_logits_gradient(
 ) -> bool:
     """Whether a reduced loss, called directly, saves the gradient of its logits for the backward.
 
-    float16 needs products in float32, and a range that is known. Ignored rows that would be left out, and copies of linear_weight that both passes
-    would make, are worth more.
+    float16 needs products in float32, and a range that is known. Ignored rows that would be left out, and copies of
+    linear_weight that both passes would make, are worth more.
     """
     rows, (classes, features) = input.shape[:-1].numel(), linear_weight.shape
     if not needs.linear_weight or not 0 < rows <= features:

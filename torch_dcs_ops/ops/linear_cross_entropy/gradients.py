@@ -64,7 +64,7 @@ class ExactGradients:
     ) -> None:
         """input is (N, D); grad_input, where it is needed, has rows for all of these. word: see alignment.py.
 
-        weight_scale: what the sum that is linear_weight's gradient is multiplied by, of "direct" plans alone.
+        weight_scale: what linear_weight's gradient is multiplied by, if it is one product.
         """
         self.input, self.linear_weight, self.needs, self.dtype = input, linear_weight, needs, dtype
         self.grad_input, self.word = grad_input, word

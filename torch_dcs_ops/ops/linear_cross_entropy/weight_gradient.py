@@ -30,7 +30,7 @@ def make_accumulator(
 ) -> WeightGradient:
     """`dtype` is the result's: linear_weight's own, or float32 for a float16 gradient that is not yet normalized.
 
-    scale: of the sum, in "direct" alone, whose products are multiplied by it before they are rounded.
+    scale: of the only product of a "direct" plan, which is multiplied by it before it is rounded.
     """
     if accumulation == "direct":
         return _Direct(input, linear_weight, dtype, word, scale)
@@ -94,7 +94,13 @@ class _Direct(WeightGradient):
         self.scale = scale
 
     def _add(self, logits_gradient: Tensor, part: slice) -> None:
-        self.total.addmm_(logits_gradient.t(), self.input[part], beta=1 if self.started else 0, alpha=self.scale)
+        left, right = logits_gradient.t(), self.input[part]
+        if self.started:
+            self.total.addmm_(left, right)
+        elif self.scale == 1:
+            torch.mm(left, right, out=self.total)
+        else:
+            torch.addmm(self.total, left, right, beta=0, alpha=self.scale, out=self.total)
 
     def _finish(self) -> None:
         """It has been all along."""
