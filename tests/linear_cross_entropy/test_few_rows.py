@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_dcs_ops import linear_cross_entropy
 from torch_dcs_ops.ops.linear_cross_entropy import few_rows
 
-from linear_cross_entropy.oracle import assert_within_budget, gradients, leaf, make, oracle, relative_error
+from linear_cross_entropy.oracle import Problem, assert_within_budget, gradients, leaf, make, oracle, relative_error
 from linear_cross_entropy.test_saved_gradient import OPTIONS, loss_of
 
 BF16 = torch.bfloat16
@@ -32,6 +32,16 @@ def saved_numbers(loss: Tensor) -> set[int]:
     return {tensor.numel() for tensor in node.saved_tensors if tensor is not None}
 
 
+def by_each(problem: Problem, options: dict[str, Any], dtype: torch.dtype, upstream: float) -> list[tuple[Tensor, ...]]:
+    """The gradients of twice the loss: of ours and of torch's own in dtype, and the exact ones."""
+    found = []
+    for function, of in ((linear_cross_entropy, dtype), (oracle, dtype), (oracle, torch.float64)):
+        leaves = [leaf(tensor.to(of)) for tensor in (problem.input, problem.linear_weight, problem.linear_bias)]
+        loss = loss_of(problem, options, function)(*leaves)
+        found.append(gradients(loss, *leaves, grad=torch.full_like(loss, upstream)))
+    return found
+
+
 @pytest.mark.parametrize("upstream", [1.0, -0.3])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("classes", CLASSES)
@@ -41,11 +51,7 @@ def test_gradients(device: str, name: str, classes: int, dtype: torch.dtype, ups
     ignore_index = OPTIONS[name].get("ignore_index", -100)
     problem = make((3, ROWS // 3), FEATURES, classes, dtype, device, ignore_index=ignore_index)
     operands = problem.input, problem.linear_weight, problem.linear_bias
-    found = []
-    for function, of in ((linear_cross_entropy, dtype), (oracle, dtype), (oracle, torch.float64)):
-        leaves = [leaf(tensor.to(of)) for tensor in operands]
-        loss = loss_of(problem, OPTIONS[name], function)(*leaves)
-        found.append(gradients(loss, *leaves, grad=torch.full_like(loss, upstream)))
+    found = by_each(problem, OPTIONS[name], dtype, upstream)
     assert [tensor.dtype for tensor in found[0]] == [dtype] * 3
     assert [tensor.shape for tensor in found[0]] == [tensor.shape for tensor in operands]
     assert all(tensor.is_contiguous() for tensor in found[0][:2])
@@ -107,11 +113,11 @@ def test_some_gradients(device: str, needs: tuple[bool, bool]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_many_upstream_gradients_at_once(device: str, dtype: torch.dtype) -> None:
-    leaves, target = half_problem(device)
-    leaves = [leaf(tensor.detach().to(dtype)) for tensor in leaves]
+    problem = half_problem(device)
+    leaves = leaves_of(problem, dtype)
     many = torch.tensor([1.0, -0.5, 3.0], dtype=torch.promote_types(dtype, torch.float32), device=device)
-    found = torch.autograd.grad(linear_cross_entropy(*leaves, target), leaves, many, is_grads_batched=True)
-    one = gradients(linear_cross_entropy(*leaves, target), *leaves)
+    found = torch.autograd.grad(linear_cross_entropy(*leaves, problem.target), leaves, many, is_grads_batched=True)
+    one = gradients(linear_cross_entropy(*leaves, problem.target), *leaves)
     for batch, single in zip(found, one, strict=True):
         budget = 2**-10 if dtype == torch.float16 else 1e-12
         assert relative_error(batch, many.view(-1, 1, 1) * single) <= budget
@@ -133,32 +139,45 @@ def test_second_derivatives_and_the_lse(device: str) -> None:
 HALF_ROWS, HALF_FEATURES, HALF_CLASSES = 100, 128, 2000
 
 
-def half_problem(device: str, rows: int = HALF_ROWS, **options: Any) -> tuple[list[Tensor], Tensor]:
+def half_problem(device: str, rows: int = HALF_ROWS, **options: Any) -> Problem:
     """As at the start of a training: logits near 0, and so rows' gradients near 1."""
     problem = make((rows,), HALF_FEATURES, HALF_CLASSES, torch.float16, device, **options)
-    return [leaf(0.1 * problem.input), leaf(0.02 * problem.linear_weight)], problem.target
+    return problem._replace(input=0.1 * problem.input, linear_weight=0.02 * problem.linear_weight)
+
+
+def leaves_of(problem: Problem, dtype: torch.dtype = torch.float16) -> list[Tensor]:
+    return [leaf(problem.input.to(dtype)), leaf(problem.linear_weight.to(dtype))]
 
 
 @pytest.mark.parametrize("upstream", [2.0**20, 2.0**16, 1.0])
 @pytest.mark.parametrize("rows", [64, HALF_ROWS])
 def test_the_range_of_float16(device: str, rows: int, upstream: float) -> None:
     """In range with the scales of a GradScaler, and nearer to the exact gradients than those in float16 alone."""
-    leaves, target = half_problem(device, rows, ignored=0.0)
-    assert (rows * HALF_CLASSES in saved_numbers(linear_cross_entropy(*leaves, target))) == (device == "cuda")
-    found = []
-    for of, function in ((torch.float16, linear_cross_entropy), (torch.float16, oracle), (torch.float64, oracle)):
-        operands = [leaf(tensor.detach().to(of)) for tensor in leaves]
-        loss = loss_alone(function(*operands, target))
-        found.append(gradients(loss, *operands, grad=torch.full_like(loss, upstream)))
-    assert all(bool(gradient.isfinite().all()) for gradient in found[0])
+    problem = half_problem(device, rows, ignored=0.0)
+    saved = saved_numbers(linear_cross_entropy(*leaves_of(problem), problem.target))
+    assert (rows * HALF_CLASSES in saved) == (device == "cuda")
+    found, eager, exact = (values[:2] for values in by_each(problem, {}, torch.float16, upstream / 2))
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
     if upstream == 1:
-        assert_within_budget(*found, factors=(1.5, 1.5))
-    for got, exact in zip(found[0], found[2], strict=True):
-        assert relative_error(got, exact) <= 2**-9 if upstream > 1 else 2**-6
+        assert_within_budget(found, eager, exact, factors=(1.5, 1.5))
+    assert all(relative_error(*pair) <= 2**-9 for pair in zip(found, exact, strict=True))
 
 
-def loss_alone(found: Any) -> Tensor:
-    return found if isinstance(found, Tensor) else found[0]
+@pytest.mark.parametrize("upstream", [1.0, -0.3])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_float16_by_the_saved_gradient(
+    device: str, name: str, upstream: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every device, with all options: its range holds upstream gradients near 1."""
+    of_saved, calls = few_rows.gradients_of_saved, []
+    monkeypatch.setattr(few_rows, "saves_logits_gradient", lambda *_: True)
+    monkeypatch.setattr(few_rows, "gradients_of_saved", lambda *a, **k: calls.append(a) or of_saved(*a, **k))
+    ignore_index = OPTIONS[name].get("ignore_index", -100)
+    problem = make((HALF_ROWS,), HALF_FEATURES, 101, torch.float16, device, ignore_index=ignore_index)
+    found = by_each(problem, OPTIONS[name], torch.float16, upstream)
+    assert len(calls) == 1
+    count = 3 if "linear_bias" in OPTIONS[name] else 2
+    assert_within_budget(*(values[:count] for values in found), factors=(1.5,) * count)
 
 
 HALF_REFUSED: dict[str, dict[str, Any]] = {
@@ -172,23 +191,24 @@ HALF_REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", [*HALF_REFUSED, "few rows"])
 def test_float16_whose_range_is_not_known(device: str, name: str) -> None:
     """All is formed in forward, in float32."""
-    leaves, target = half_problem(device, 63 if name == "few rows" else HALF_ROWS)
+    problem = half_problem(device, 63 if name == "few rows" else HALF_ROWS)
+    leaves = leaves_of(problem)
     options = {
         key: value.to(device) if isinstance(value, Tensor) else value
         for key, value in HALF_REFUSED.get(name, {}).items()
     }
-    loss = linear_cross_entropy(*leaves, target, **options)
-    assert target.numel() * HALF_CLASSES not in saved_numbers(loss)
+    loss = linear_cross_entropy(*leaves, problem.target, **options)
+    assert problem.target.numel() * HALF_CLASSES not in saved_numbers(loss)
     assert all(bool(gradient.isfinite().all()) for gradient in gradients(loss, *leaves))
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=str)
 @pytest.mark.parametrize("upstream", [0.0, math.inf, math.nan])
 def test_any_upstream(device: str, upstream: float, dtype: torch.dtype) -> None:
-    leaves, target = half_problem(device, ignored=0.0)
-    leaves = [leaf(tensor.detach().to(dtype)) for tensor in leaves]
+    problem = half_problem(device, ignored=0.0)
+    leaves = leaves_of(problem, dtype)
     grad = torch.tensor(upstream, device=device)
-    for gradient in gradients(linear_cross_entropy(*leaves, target), *leaves, grad=grad):
+    for gradient in gradients(linear_cross_entropy(*leaves, problem.target), *leaves, grad=grad):
         assert bool((gradient == 0).all()) if upstream == 0 else not bool(gradient.isfinite().any())
 
 

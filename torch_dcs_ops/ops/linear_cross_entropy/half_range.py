@@ -20,7 +20,7 @@ _MOST_GRADIENT = 16384.0  # of the logits: a quarter of the range
 _MOST_PRODUCT = 32768.0  # of the logits' gradient and linear_weight, where it is rounded to float16
 _LARGEST = 65504.0
 _HEADROOM = 32.0  # for upstream gradients
-_LEAST_ROWS = 64
+_LEAST_ROWS = 64  # of a mean: twice the headroom, so that products round finer than float16 gradients of 1/N
 _BOUNDS = (2.0**-40, 2.0**40)
 
 
