@@ -19,6 +19,7 @@ enum class Way {
   kSerialPairs,
   kFewSteps,
   kTileColumns,
+  kSmallTiles,
   kFlatColumns,
   kFlatRows,
   kLinkedRows

@@ -80,8 +80,9 @@ class Trial {
   }
 
   bool run() {
-    for (const Way way : {Way::kThreeLaunches, Way::kWindowBlocks, Way::kSerialColumns, Way::kSerialPairs,
-             Way::kFewSteps, Way::kTileColumns, Way::kFlatColumns, Way::kFlatRows, Way::kLinkedRows}) {
+    for (const Way way :
+        {Way::kThreeLaunches, Way::kWindowBlocks, Way::kSerialColumns, Way::kSerialPairs, Way::kFewSteps,
+            Way::kTileColumns, Way::kSmallTiles, Way::kFlatColumns, Way::kFlatRows, Way::kLinkedRows}) {
       if (!takes(way)) continue;
       current = way;
       for (Operand<T>* output : {&of_rewards, &of_values, &of_next}) output->clear();
@@ -107,6 +108,7 @@ class Trial {
     const bool is_plain = column_form(scan) == ColumnForm::kGradients;
     if (way == Way::kSerialPairs) return sizeof(T) == 2 && is_plain && columns_pair(scan);
     if (way == Way::kTileColumns && !plan_tiles(scan, 8, true, 227 << 10, false)) return false;
+    if (way == Way::kSmallTiles) return plan_small_tiles(scan, {64, 227 << 10, 16}).has_value();
     if (way == Way::kFlatColumns) return plan_flat_columns(1, false).has_value();
     return way != Way::kFewSteps || (sizeof(T) < 8 && !(c.row_double && has_row_rates(scan)));
   }
@@ -118,6 +120,9 @@ class Trial {
   template <ColumnForm kForm>
   bool run_columns(Way way, const ReturnsProblem& scan) {
     if (way == Way::kTileColumns || way == Way::kFlatColumns) return run_tile_columns<kForm>(way, scan);
+    if constexpr (sizeof(T) < 8 && kForm == ColumnForm::kGradients) {
+      if (way == Way::kSmallTiles) return run_small_tiles(scan);
+    }
     if (way == Way::kFewSteps) {
       if constexpr (sizeof(T) < 8) {
         constexpr int kWidest = few_returns_wide(sizeof(T), kForm);
@@ -165,6 +170,14 @@ class Trial {
           else gradients_tile_columns_kernel<T, kForm>(params);
         });
   }
+  bool run_small_tiles(const ReturnsProblem& mirror) {
+    auto plan = plan_small_tiles(mirror, {64, 227 << 10, random() % 3 ? 16 : 0});
+    if (!plan) plan = plan_small_tiles(mirror, {64, 227 << 10, 16});
+    const auto params = small_tile_params<T>(mirror, *plan);
+    return emulation::launch(
+        plan->blocks, 32 * plan->warps, 0, plan->cluster > 1, c.seed, [&] { small_gradient_columns_kernel<T>(params); },
+        plan->cluster);
+  }
   // Rows as they are planned, in clusters or not, or in small tiles that no cluster holds.
   bool run_flat(bool are_linked) {
     const ReturnsProblem scan = with_rows_together(as_scan(gradients));
@@ -200,7 +213,7 @@ class Trial {
   }
   // In float where that is enough for the window.
   bool run_windows() const {
-    const auto plan = plan_gradient_scan(gradients, 1, 16, 227 << 10, 1 << 10);
+    const auto plan = plan_gradient_scan(gradients, {1, 227 << 10, 16}, 1 << 10);
     if (!plan || !plan->scan.steps) return false;
     if constexpr (sizeof(T) <= 4) {
       if (is_plain(plan->scan) && plan->scan.steps <= kFloatSteps) return run_windows_in<Acc, true>(plan->scan);

@@ -18,6 +18,10 @@ class Trial : public trials::RolloutTrial<T> {
   using trials::RolloutTrial<T>::RolloutTrial;
 
   bool run() {
+    if (const bool is_small = c.seed % 2; is_small && sizeof(T) <= 4) {
+      const auto found = plan_small_tiles(p, {64, static_cast<int>(kSharedBytes), c.seed % 8 ? 16 : 0});
+      if (found) return run_small(*found);
+    }
     const auto found = plan_tiles(p, c.multiprocessors, c.seed % 2, kSharedBytes, true);
     // Powers above 1 are not folded.
     if (!found) return std::abs(p.gamma.value * p.trace.value) > 1.0 || this->complain("the plan", 0, 0, 0, 0.0, 0.0);
@@ -44,6 +48,18 @@ class Trial : public trials::RolloutTrial<T> {
           tile_columns_kernel<T, kForm>(params);
         });
     return this->is_right(ended) || complain_of_plan();
+  }
+  bool run_small(const SmallColumnsPlan& found) {
+    if constexpr (sizeof(T) <= 4) {
+      const auto params = small_tile_params<T>(p, found);
+      const bool ended = emulation::launch(
+          found.blocks, 32 * found.warps, 0, found.cluster > 1, c.seed, [&] { small_tile_columns_kernel<T>(params); },
+          found.cluster);
+      if (this->is_right(ended)) return true;
+      printf(
+          "small: span %d, %d steps, %d warps, clusters of %d\n", found.span, found.steps, found.warps, found.cluster);
+    }
+    return false;
   }
   bool complain_of_plan() const {
     printf("flat %d, %ld strips, span %d, %d parts of %d steps, %ld tiles in %ld groups\n", plan.flat, plan.strips,

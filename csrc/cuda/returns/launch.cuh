@@ -186,8 +186,8 @@ class ReturnsLaunch {
 };
 
 template <typename T>
-cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device,
-    const std::optional<ResidentColumnsPlan>& tiles, void* workspace, cudaStream_t stream) {
+cudaError_t launch_returns(const ReturnsProblem& problem, const Device& device, const std::optional<TilesPlan>& tiles,
+    void* workspace, cudaStream_t stream) {
   if (tiles) return launch_tile_columns<T>(problem, *tiles, workspace, stream);
   if (problem.steps) return NStepLaunch<T>(problem, device, stream).run();
   return ReturnsLaunch<T>(problem, device, stream).run();

@@ -12,7 +12,7 @@
 namespace dcs {
 
 using ReturnsLauncher = cudaError_t(const ReturnsProblem&, const Device&,
-    const std::optional<ResidentColumnsPlan>& tiles, void* workspace, cudaStream_t);
+    const std::optional<TilesPlan>& tiles, void* workspace, cudaStream_t);
 
 ReturnsLauncher launch_returns_float, launch_returns_half, launch_returns_bfloat16, launch_returns_double;
 

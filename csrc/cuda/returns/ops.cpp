@@ -52,8 +52,8 @@ struct CudaReturns {
       return check_cuda(flat_launcher(problem.dtype)(together, *rows, device, workspace.data(), current_stream(index)),
           kReturns, "launching the kernel");
     }
-    const auto tiles = plan_tile_columns(problem, device.multiprocessors, device.cluster > 1, device.shared_per_block);
-    const Workspace workspace(rewards, tiles ? tiles->workspace_bytes : 0);
+    const auto tiles = plan_tile_columns(problem, limits_of(device));
+    const Workspace workspace(rewards, tiles ? tiles->workspace_bytes() : 0);
     check_cuda(launcher(problem.dtype)(problem, device, tiles, workspace.data(), current_stream(index)), kReturns,
         "launching the kernel");
   }
@@ -67,8 +67,7 @@ struct CudaReturns {
     const Device& device = device_of(index, kReturnsGradients);
     const cudaStream_t stream = current_stream(index);
     const auto check = [](cudaError_t error, const char* what) { check_cuda(error, kReturnsGradients, what); };
-    if (const auto plan = plan_gradient_scan(
-            problem, device.multiprocessors, device.cluster, device.shared_per_block, kStaticBytes)) {
+    if (const auto plan = plan_gradient_scan(problem, limits_of(device), kStaticBytes)) {
       const Workspace workspace(like, plan->workspace_bytes());
       return check(
           gradient_scan_launcher(problem.dtype)(*plan, device, workspace.data(), stream), "launching the kernel");

@@ -16,10 +16,7 @@ namespace {
 
 void check(cudaError_t error, const char* what) { check_cuda(error, "discounted_cumsum", what); }
 
-DeviceLimits limits_of(int32_t index) {
-  const Device& device = device_of(index, "discounted_cumsum");
-  return {device.multiprocessors, device.shared_per_block, device.cluster > 1 ? device.cluster : 0};
-}
+DeviceLimits limits_of(int32_t index) { return limits_of(device_of(index, "discounted_cumsum")); }
 
 // Of an element type, with those of aligned operands where it has them.
 struct Launch {

@@ -56,9 +56,14 @@ cudaError_t launch_gradient_scan(
   const bool are_few = !plan.tiles && takes_few_returns(scan, device.multiprocessors);
   const bool is_plain = (are_few ? few_form(scan) : column_form(scan)) == ColumnForm::kGradients;
   if (plan.tiles) {
-    const auto kernel = is_plain ? gradient_tiles_of<T, ColumnForm::kGradients>(plan.tiles->flat)
-                                 : gradient_tiles_of<T, ColumnForm::kAnyGradients>(plan.tiles->flat);
-    return launch_tile_columns<T>(kernel, scan, *plan.tiles, workspace, stream);
+    if constexpr (sizeof(T) <= 4) {
+      if (plan.tiles->small)
+        return launch_small_tiles<T>(small_gradient_columns_kernel<T>, scan, *plan.tiles->small, stream);
+    }
+    const ResidentColumnsPlan& tiles = *plan.tiles->resident;
+    const auto kernel = is_plain ? gradient_tiles_of<T, ColumnForm::kGradients>(tiles.flat)
+                                 : gradient_tiles_of<T, ColumnForm::kAnyGradients>(tiles.flat);
+    return launch_tile_columns<T>(kernel, scan, tiles, workspace, stream);
   }
   return is_plain ? launch_serial_gradients<T, ColumnForm::kGradients>(scan, are_few, device, stream)
                   : launch_serial_gradients<T, ColumnForm::kAnyGradients>(scan, are_few, device, stream);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "returns/serial_columns/column.cuh"
+#include "returns/tile_columns/small.cuh"
 #include "returns/tile_columns/steps.cuh"
 #include "returns/tile_columns/tile_scan.cuh"
 
@@ -48,14 +49,10 @@ struct GradientSteps : TileColumn<T, kForm, kCount> {
   }
 };
 
-template <typename T, ColumnForm kForm>
-using GradientColumnsScan = TileScan<GradientSteps<T, kForm, tile_column_steps(sizeof(T), kForm)>>;
-
-template <typename T, ColumnForm kForm>
-struct GradientColumns : GradientColumnsScan<T, kForm> {
-  using Scan = GradientColumnsScan<T, kForm>;
-  using Scan::call, Scan::count, Scan::cuts, Scan::drops, Scan::first_step, Scan::heavy, Scan::rates, Scan::results,
-      Scan::t;
+template <typename T, ColumnForm kForm, int kCount, typename Place>
+struct GradientColumns : TileScan<GradientSteps<T, kForm, kCount>, Place> {
+  using Scan = TileScan<GradientSteps<T, kForm, kCount>, Place>;
+  using Scan::call, Scan::count, Scan::cuts, Scan::drops, Scan::first_step, Scan::heavy, Scan::rates, Scan::results;
   using Scan::gates, Scan::of_targets, Scan::policies, Scan::ratios, Scan::weights;
   using Scan::kAll, Scan::kLoads, Scan::kSteps;
   using Scan::Scan;
@@ -112,7 +109,7 @@ struct GradientColumns : GradientColumnsScan<T, kForm> {
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int k = 0; k < kSteps; k += kLoads) {
-      if (k >= t.part_steps) break;
+      if (k >= this->part_steps()) break;
       T first[kLoads] = {}, other[kLoads] = {};
       this->template read<kFull>(call.rewards, k, first);
       this->template read<kFull>(call.values, k, other);
@@ -131,7 +128,7 @@ struct GradientColumns : GradientColumnsScan<T, kForm> {
         {rate_before(call.gamma, call.gamma_is_narrow), rate_before(call.trace, call.trace_is_narrow)});
 #pragma unroll
     for (int k = 0; k < kSteps; k += kLoads) {
-      if (k >= t.part_steps) break;
+      if (k >= this->part_steps()) break;
       T rhos[kLoads] = {}, of_pg[kLoads] = {};
       RateBits<T> gammas[kLoads], traces[kLoads];
 #pragma unroll
@@ -178,7 +175,13 @@ struct GradientColumns : GradientColumnsScan<T, kForm> {
 template <typename T, ColumnForm kForm>
 __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
     gradients_tile_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
-  run_tile<GradientColumns<T, kForm>>(params);
+  run_tile<GradientColumns<T, kForm, tile_column_steps(sizeof(T), kForm), TilePlace>>(params);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(32 * kSmallTileWarps, kSmallTileBlocks)
+    small_gradient_columns_kernel(const __grid_constant__ SmallTileParams<typename Types<T>::Acc> params) {
+  run_small_tile<GradientColumns<T, ColumnForm::kGradients, kSmallTileSteps, SmallTilePlace>>(params);
 }
 
 }  // namespace dcs

@@ -5,18 +5,16 @@
 // strides, and takes every option.
 #pragma once
 
+#include "returns/tile_columns/small.cuh"
 #include "returns/tile_columns/steps.cuh"
 #include "returns/tile_columns/tile_scan.cuh"
 
 namespace dcs {
 
-template <typename T, ColumnForm kForm>
-using TileColumnsSteps = TileSteps<T, kForm, tile_column_steps(sizeof(T), kForm)>;
-
-template <typename T, ColumnForm kForm>
-struct TileColumns : TileScan<TileColumnsSteps<T, kForm>> {
-  using Scan = TileScan<TileColumnsSteps<T, kForm>>;
-  using Scan::call, Scan::count, Scan::drops, Scan::first_step, Scan::results, Scan::rhos, Scan::t, Scan::values;
+template <typename T, ColumnForm kForm, int kCount, typename Place>
+struct TileColumns : TileScan<TileSteps<T, kForm, kCount>, Place> {
+  using Scan = TileScan<TileSteps<T, kForm, kCount>, Place>;
+  using Scan::call, Scan::count, Scan::drops, Scan::first_step, Scan::results, Scan::rhos, Scan::values;
   using Scan::kAll, Scan::kGates, Scan::kLoads, Scan::kSteps;
   using Scan::Scan;
   using typename Scan::Acc;
@@ -44,7 +42,7 @@ struct TileColumns : TileScan<TileColumnsSteps<T, kForm>> {
     T behind = value_behind();
 #pragma unroll
     for (int k = 0; k < kSteps; k += kLoads) {
-      if (k >= t.part_steps) break;
+      if (k >= this->part_steps()) break;
       T rewards[kLoads], own[kLoads] = {}, ratios[kLoads];
       RateBits<T> gammas[kLoads] = {}, traces[kLoads] = {};
       this->template read<kFull>(call.rewards, k, rewards);
@@ -109,7 +107,13 @@ struct TileColumns : TileScan<TileColumnsSteps<T, kForm>> {
 template <typename T, ColumnForm kForm>
 __global__ void __launch_bounds__(kColumnThreads, tile_column_blocks(sizeof(T)))
     tile_columns_kernel(const __grid_constant__ TileColumnsParams<typename Types<T>::Acc> params) {
-  run_tile<TileColumns<T, kForm>>(params);
+  run_tile<TileColumns<T, kForm, tile_column_steps(sizeof(T), kForm), TilePlace>>(params);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(32 * kSmallTileWarps, kSmallTileBlocks)
+    small_tile_columns_kernel(const __grid_constant__ SmallTileParams<typename Types<T>::Acc> params) {
+  run_small_tile<TileColumns<T, ColumnForm::kPlain, kSmallTileSteps, SmallTilePlace>>(params);
 }
 
 }  // namespace dcs

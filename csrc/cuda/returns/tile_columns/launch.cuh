@@ -34,10 +34,22 @@ cudaError_t launch_tile_columns(void (*kernel)(TileColumnsParams<typename Types<
       tile_columns_params<T>(problem, plan, workspace, tag));
 }
 template <typename T>
+cudaError_t launch_small_tiles(void (*kernel)(SmallTileParams<typename Types<T>::Acc>), const ReturnsProblem& problem,
+    const SmallColumnsPlan& plan, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2];
+  const int count = find_attributes(kernel, plan, attributes);
+  const cudaLaunchConfig_t config = launch_config(plan.blocks, 32 * plan.warps, 0, stream, attributes, count);
+  return cudaLaunchKernelEx(&config, kernel, small_tile_params<T>(problem, plan));
+}
+
+template <typename T>
 cudaError_t launch_tile_columns(
-    const ReturnsProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
-  return launch_tile_columns<T>(
-      tile_columns_kernel_of<T>(tile_form(problem), plan.flat), problem, plan, workspace, stream);
+    const ReturnsProblem& problem, const TilesPlan& plan, void* workspace, cudaStream_t stream) {
+  if constexpr (sizeof(T) <= 4) {
+    if (plan.small) return launch_small_tiles<T>(small_tile_columns_kernel<T>, problem, *plan.small, stream);
+  }
+  const auto kernel = tile_columns_kernel_of<T>(tile_form(problem), plan.resident->flat);
+  return launch_tile_columns<T>(kernel, problem, *plan.resident, workspace, stream);
 }
 
 }  // namespace dcs

@@ -9,51 +9,61 @@
 
 namespace dcs {
 
-// What Steps knows of a thread's steps (steps.cuh, gradients/tile_columns.cuh), and where they are.
-template <typename Steps>
-struct TileScan : Steps {
-  using Steps::call, Steps::cuts, Steps::rates;
-  using Steps::kAll, Steps::kGates, Steps::kSteps;
-  using typename Steps::Acc, typename Steps::Wide;
-  using T = typename Steps::Element;
-  static constexpr int kBatch = std::min(kSteps, kTileBatch);
-  static constexpr int kLoads = kAll ? kBatch : kSteps;  // on their way before the first use
-  using Carries = TileCarries<T, kGates, 2>;
-
-  const TileColumnsParams<Acc>& params;
-  const ResidentColumnsPlan& t = params.carries.plan;
+// Where a thread's steps are in a tile that leaves the next ones what they carry in global memory, and the place of the
+// tile.
+struct TilePlace {
+  const ResidentColumnsParams& carries;
+  const ResidentColumnsPlan& t = carries.plan;
   uint32_t tile, strip;
   int outer, first_column;
   int part, column, width;  // column of the block's `width`; a thread without one of its own does what another does
   bool works;
   int first_step, count;  // in the order of the scan
 
-  __device__ __forceinline__ explicit TileScan(const TileColumnsParams<Acc>& given) : Steps(given.call), params(given) {
-    find_steps();
-    this->find_rates(outer, first_column + column);
-  }
+  __device__ __forceinline__ explicit TilePlace(const ResidentColumnsParams& given) : carries(given) {}
+  __device__ __forceinline__ int part_steps() const { return t.part_steps; }
+  __device__ __forceinline__ double over_part() const { return t.powers[0]; }  // of a number gamma * trace
 
   // The thread's part of the tile. Also after the exchange, which has no registers for what is quickly found again.
-  __device__ __forceinline__ void find_steps() {
+  __device__ __forceinline__ void find_steps(int length) {
     uint32_t thread = threadIdx.x, block = blockIdx.x;
     asm volatile("" : "+r"(thread), "+r"(block));
-    tile = params.carries.strips.of(block);
-    strip = block - tile * params.carries.strips.divisor;
-    outer = static_cast<int>(params.carries.spans.of(strip));
+    tile = carries.strips.of(block);
+    strip = block - tile * carries.strips.divisor;
+    outer = static_cast<int>(carries.spans.of(strip));
     first_column = (static_cast<int>(strip) - outer * t.spans) * t.span;
-    width = min(t.span, static_cast<int>(params.carries.problem.inner) - first_column);
+    width = min(t.span, static_cast<int>(carries.problem.inner) - first_column);
     const int own_part = static_cast<int>(thread * t.span_inverse >> 16);
     const int own_column = static_cast<int>(thread) - own_part * t.span;
     works = own_part < t.parts && own_column < width;
     part = min(own_part, t.parts - 1);
     column = min(own_column, width - 1);
     first_step = (static_cast<int>(tile) * t.parts + part) * t.part_steps;
-    count = max(0, min(t.part_steps, call.length - first_step));
+    count = max(0, min(t.part_steps, length - first_step));
   }
+};
+
+// What Steps knows of a thread's steps (steps.cuh, gradients/tile_columns.cuh), and where they are.
+template <typename Steps, typename Place>
+struct TileScan : Steps, Place {
+  using Place::column, Place::count, Place::first_column, Place::first_step, Place::outer, Place::part_steps;
+  using Steps::call, Steps::cuts, Steps::rates;
+  using Steps::kAll, Steps::kGates, Steps::kSteps;
+  using typename Steps::Acc, typename Steps::Wide;
+  using T = typename Steps::Element;
+  static constexpr int kBatch = std::min(kSteps, kTileBatch);
+  static constexpr int kLoads = kAll ? kBatch : kSteps;  // on their way before the first use
+
+  template <typename Params>
+  __device__ __forceinline__ explicit TileScan(const Params& given) : Steps(given.call), Place(given.carries) {
+    this->find_steps(call.length);
+    this->find_rates(outer, first_column + column);
+  }
+
   // Whether the warp's threads have all of their steps. Not by `count`: nvcc 13.0 takes a predicate of the instruction
   // that bounds it for count == part_steps, and that is true of a part behind the last step, too.
   __device__ __forceinline__ bool is_full() const {
-    return __all_sync(0xffffffffu, first_step + t.part_steps <= call.length);
+    return __all_sync(0xffffffffu, first_step + part_steps() <= call.length);
   }
 
   // Batches of the steps that there are, of kCount from one on; kFull: all of a part's.
@@ -61,7 +71,7 @@ struct TileScan : Steps {
   __device__ __forceinline__ void each(const Visit& visit, int from = 0) const {
 #pragma unroll
     for (int k = 0; k < kCount; k += kBatch) {
-      if (from + k >= (kFull ? t.part_steps : count)) break;
+      if (from + k >= (kFull ? part_steps() : count)) break;
 #pragma unroll
       for (int i = k; i < k + kBatch && i < kCount; ++i)
         if (kFull || from + i < count) visit(from + i);
@@ -105,7 +115,7 @@ struct TileScan : Steps {
     const char* at = address_of(tensor, 0);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i, at += tensor.back) {
-      const bool exists = kFull ? i / kBatch * kBatch < t.part_steps : i < count;
+      const bool exists = kFull ? i / kBatch * kBatch < part_steps() : i < count;
       to[i] = exists ? *reinterpret_cast<const Element*>(at) : Element{};
     }
   }
@@ -132,7 +142,7 @@ struct TileScan : Steps {
     Acc y = 0;
     Wide product = 1.0, some = 1.0;  // of a batch: four floats' product is within a double
     if constexpr (kGates)
-      product = call.row_rates ? whole_power(rates.carried, static_cast<unsigned>(t.part_steps)) : t.powers[0];
+      product = call.row_rates ? whole_power(rates.carried, static_cast<unsigned>(part_steps())) : this->over_part();
     each<kFull>([&](int i) {
       const auto step = this->step_of(i);
       y = i == 0 || step.is_cut ? step.delta : this->gated(step.delta, step.factor * y);
@@ -148,31 +158,27 @@ struct TileScan : Steps {
     });
     return {static_cast<Wide>(y), product, cuts != 0};
   }
-
-  // What enters the thread's part.
-  __device__ __forceinline__ Acc enter(const Carries& carries, const Segment<Wide>& segment) {
-    if (works) carries.store(part, column, segment);
-    carries.exchange({outer, first_column});
-    find_steps();
-    return static_cast<Acc>(carries.entering(part, column));
-  }
 };
 
 // A tile that loads its steps and, from what enters a thread's part, finishes them.
 template <typename Tile, typename Params>
 __device__ __forceinline__ void run_tile(const Params& params) {
   using Wide = typename Tile::Wide;
+  using Carries = TileCarries<typename Tile::T, Tile::kGates, 2>;
   __shared__ CarryExchange<Wide, Tile::kGates> exchange;
   overlap_launches();
   Tile tile(params);
   const bool full = tile.is_full();
   if (full) tile.template load<true>();
   else tile.template load<false>();
-  const typename Tile::Carries carries(params.carries, exchange, tile.tile, tile.strip, tile.width);
+  const Carries carries(params.carries, exchange, tile.tile, tile.strip, tile.width);
   if (params.carries.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.carries.tag);
   carries.store_powers(tile.works, tile.part, tile.column, static_cast<Wide>(tile.rates.carried));
   const Segment<Wide> segment = full ? tile.template add_up<true>() : tile.template add_up<false>();
-  const typename Tile::Acc y = tile.enter(carries, segment);
+  if (tile.works) carries.store(tile.part, tile.column, segment);
+  carries.exchange({tile.outer, tile.first_column});
+  tile.find_steps(params.call.length);
+  const auto y = static_cast<typename Tile::Acc>(carries.entering(tile.part, tile.column));
   if (full) tile.template finish<true>(y);
   else tile.template finish<false>(y);
 }

@@ -83,22 +83,6 @@ cudaError_t launch_few_steps(const ScanProblem& problem, const FewStepsPlan& pla
       kernel, plan.dependent, plan.blocks, kColumnThreads, 0, stream, few_steps_params(problem, plan));
 }
 
-// The powers of a number over a thread's, a warp's and a block's steps.
-inline void fill_small_powers(SmallColumnsParams& params, double gamma, const SmallColumnsPlan& plan) {
-  const int levels = kSmallLevels - plan.span_bits;
-  const auto fill = [&](SmallPowers& powers, double first) {
-    double power = first;
-    for (double& each : powers.each) {
-      each = power;
-      power = bounded_power(power, 2);
-      if (&each == powers.each + levels - 1) powers.far = power;
-    }
-  };
-  fill(params.lane_powers, bounded_power(gamma, plan.steps));
-  fill(params.warp_powers, params.lane_powers.far);
-  if (plan.cluster > 1) fill(params.block_powers, bounded_power(params.lane_powers.far, plan.warps));
-}
-
 inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
   const int sign = problem.reverse ? -1 : 1;
   // A reverse scan's first step is the last one in memory.
@@ -108,7 +92,7 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
         static_cast<int>(strides.outer), sign * static_cast<int>(strides.time), static_cast<int>(strides.inner)};
   };
   const int64_t bytes = bytes_of(problem.dtype);
-  SmallColumnsParams params{};
+  SmallColumnsParams params = small_place_params(problem, plan);
   params.input = operand(problem.input, problem.input_strides, bytes);
   params.output = operand(problem.output, problem.output_strides, bytes);
   params.saved = operand(problem.saved, problem.saved_strides, bytes);
@@ -119,21 +103,10 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   const bool by_step = problem.gamma_kind == GammaKind::kStep;
   if (by_step) params.gates = operand(problem.gamma, problem.gamma_strides, bytes);
   else params.gamma = operand(problem.gamma, {problem.gamma_strides.outer, 0, problem.gamma_strides.inner}, 0);
-  params.spans = Divisor(static_cast<uint32_t>(plan.spans));
-  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
-  params.length = static_cast<int>(problem.length);
-  params.columns = static_cast<int>(problem.inner);
-  params.span = plan.span;
-  params.span_bits = plan.span_bits;
-  const int slots = 32 >> plan.span_bits;
-  for (int slot = 0; slot < slots; ++slot) params.column_lanes |= 1u << (slot << plan.span_bits);
-  params.steps = plan.steps;
   params.back = problem.shifted ? 1 : 0;
   params.flat = plan.flat;
   params.reverse = problem.reverse;
   params.gamma_dtype = problem.gamma_dtype;
-  params.number = problem.gamma_value;
-  if (problem.gamma_kind == GammaKind::kNumber) fill_small_powers(params, problem.gamma_value, plan);
   return params;
 }
 

@@ -6,6 +6,8 @@
 #include "common/divisor.cuh"
 #include "common/element_types.cuh"
 #include "common/ptx/global_load.cuh"
+#include "dcs/scan/plan/kernel_plans.h"
+#include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/tuning.h"
 #include "dcs/scan/problem.h"
 
@@ -38,6 +40,39 @@ struct SmallColumnsParams {
   double number;  // gamma, and its powers
   SmallPowers lane_powers, warp_powers, block_powers;
 };
+
+// The powers of a number over a thread's, a warp's and a block's steps.
+inline void fill_small_powers(SmallColumnsParams& params, double gamma, const SmallColumnsPlan& plan) {
+  const int levels = kSmallLevels - plan.span_bits;
+  const auto fill = [&](SmallPowers& powers, double first) {
+    double power = first;
+    for (double& each : powers.each) {
+      each = power;
+      power = bounded_power(power, 2);
+      if (&each == powers.each + levels - 1) powers.far = power;
+    }
+  };
+  fill(params.lane_powers, bounded_power(gamma, plan.steps));
+  fill(params.warp_powers, params.lane_powers.far);
+  if (plan.cluster > 1) fill(params.block_powers, bounded_power(params.lane_powers.far, plan.warps));
+}
+
+// All but the operands.
+inline SmallColumnsParams small_place_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
+  SmallColumnsParams params{};
+  params.spans = Divisor(static_cast<uint32_t>(plan.spans));
+  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
+  params.length = static_cast<int>(problem.length);
+  params.columns = static_cast<int>(problem.inner);
+  params.span = plan.span;
+  params.span_bits = plan.span_bits;
+  const int slots = 32 >> plan.span_bits;
+  for (int slot = 0; slot < slots; ++slot) params.column_lanes |= 1u << (slot << plan.span_bits);
+  params.steps = plan.steps;
+  params.number = problem.gamma_value;
+  if (problem.gamma_kind == GammaKind::kNumber) fill_small_powers(params, problem.gamma_value, plan);
+  return params;
+}
 
 // A thread's position, and the addresses of its operands.
 template <typename T, bool kStep, bool kBackward>

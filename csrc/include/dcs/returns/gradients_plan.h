@@ -214,33 +214,41 @@ inline bool scans_one_gradient(const ReturnsGradientsProblem& p) {
 struct GradientScanPlan {
   ReturnsProblem scan;
   std::optional<FlatReturnsPlan> rows;
-  std::optional<ResidentColumnsPlan> tiles;
+  std::optional<TilesPlan> tiles;
 
-  int64_t workspace_bytes() const { return rows ? rows->workspace_bytes : tiles ? tiles->workspace_bytes : 0; }
+  int64_t workspace_bytes() const { return rows ? rows->workspace_bytes : tiles ? tiles->workspace_bytes() : 0; }
 };
 
-inline std::optional<GradientScanPlan> plan_gradient_scan(const ReturnsGradientsProblem& p, int64_t multiprocessors,
-    int64_t cluster, int64_t shared_bytes, int64_t static_bytes) {
+inline std::optional<GradientScanPlan> plan_gradient_scan(
+    const ReturnsGradientsProblem& p, const DeviceLimits& device, int64_t static_bytes) {
   const ReturnsProblem scan = as_scan(p);
+  const int multiprocessors = device.multiprocessors;
   if (p.steps) {
     ReturnsProblem windows = mirrored(scan);
     windows.steps = p.steps;
-    const bool fits = scans_one_gradient(p) && takes_n_step_blocks(windows, shared_bytes);
+    const bool fits = scans_one_gradient(p) && takes_n_step_blocks(windows, device.shared_bytes);
     return fits ? std::optional(GradientScanPlan{windows, std::nullopt, std::nullopt}) : std::nullopt;
   }
   if (GradientsShape(p).time_is_fast) {
     const ReturnsProblem together = with_rows_together(scan);
-    const auto rows = plan_flat_returns(together, multiprocessors, shared_bytes - static_bytes, cluster);
+    const auto rows =
+        plan_flat_returns(together, multiprocessors, device.shared_bytes - static_bytes, std::max(device.cluster, 1));
     return rows ? std::optional(GradientScanPlan{together, rows, std::nullopt}) : std::nullopt;
   }
   const ReturnsProblem mirror = mirrored(scan);
   if (takes_serial_gradients(mirror, multiprocessors)) return GradientScanPlan{mirror, std::nullopt, std::nullopt};
+  if (const auto small = plan_small_tiles(mirror, device))
+    return GradientScanPlan{mirror, std::nullopt, TilesPlan{small, std::nullopt}};
+  const auto tiles_of = [&](const ReturnsProblem& of, bool may_be_flat) {
+    return plan_tiles(of, multiprocessors, device.cluster > 1, device.shared_bytes, may_be_flat);
+  };
   if (flat_tiles_are_faster(scan, multiprocessors)) {
-    const auto flat = plan_tiles(scan, multiprocessors, cluster > 1, shared_bytes, true);
-    if (flat && flat->flat) return GradientScanPlan{scan, std::nullopt, flat};
+    const auto flat = tiles_of(scan, true);
+    if (flat && flat->flat) return GradientScanPlan{scan, std::nullopt, TilesPlan{std::nullopt, flat}};
   }
-  const auto tiles = plan_tiles(mirror, multiprocessors, cluster > 1, shared_bytes, false);
-  return tiles ? std::optional(GradientScanPlan{mirror, std::nullopt, tiles}) : std::nullopt;
+  const auto tiles = tiles_of(mirror, false);
+  if (!tiles) return std::nullopt;
+  return GradientScanPlan{mirror, std::nullopt, TilesPlan{std::nullopt, tiles}};
 }
 
 }  // namespace dcs

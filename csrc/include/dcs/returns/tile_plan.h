@@ -112,6 +112,31 @@ inline bool plan_flat_tiles(ResidentColumnsPlan& plan, const ReturnsProblem& p, 
   return true;
 }
 
+// Few elements, whose tiles are all on the GPU at once (cuda/returns/tile_columns/small.cuh): steps of a thread, and
+// warps of a block, of which there is room for two a multiprocessor.
+constexpr int kSmallTileSteps = 8, kSmallTileWarps = 16, kSmallTileBlocks = 2;
+
+// Tiles of columns, by either kernel: one of these.
+struct TilesPlan {
+  std::optional<SmallColumnsPlan> small;
+  std::optional<ResidentColumnsPlan> resident;
+
+  int64_t workspace_bytes() const { return resident ? resident->workspace_bytes : 0; }
+};
+
+// A block or a cluster has all of time, so that nothing is left in global memory. Discounts that are numbers, without
+// ratios, with which it gains less than a tenth.
+inline std::optional<SmallColumnsPlan> plan_small_tiles(const ReturnsProblem& p, const DeviceLimits& device) {
+  const ScanProblem scan = carried_scan(p);
+  SmallColumnsPlan plan{};
+  if (p.steps || has_factors(tile_form(p)) || has_row_rates(p) || bytes_of(p.dtype) > 4 ||
+      p.length > kLongestSmallColumn || !counts_in_32_bits(p) || !powers_fold(scan) ||
+      !plan_small_span(plan, scan, device, kSmallTileSteps, kSmallTileWarps) ||
+      !fit_small_blocks(plan, scan, device, kSmallTileSteps, kSmallTileWarps))
+    return std::nullopt;
+  return plan;
+}
+
 // Any strides and options. `shared_bytes`: that one block can have; `may_be_flat`: where memory allows it.
 inline std::optional<ResidentColumnsPlan> plan_tiles(
     const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters, int64_t shared_bytes, bool may_be_flat) {
@@ -180,16 +205,18 @@ inline bool takes_few_columns(const ReturnsProblem& p, int64_t multiprocessors) 
 // and one behind the other.
 constexpr int64_t kFewestShortElements = 1 << 18;
 
-inline std::optional<ResidentColumnsPlan> plan_tile_columns(
-    const ReturnsProblem& p, int64_t multiprocessors, bool has_clusters, int64_t shared_bytes) {
+inline std::optional<TilesPlan> plan_tile_columns(const ReturnsProblem& p, const DeviceLimits& device) {
+  const int multiprocessors = device.multiprocessors;
   const bool is_short = p.length < kLeastTiledColumn;
   if (is_contiguous(p) || (is_short && p.rows() * p.length < kFewestShortElements) ||
       takes_serial_columns(p, multiprocessors) || takes_few_columns(p, multiprocessors) ||
       takes_warp_columns(p, multiprocessors))
     return std::nullopt;
-  const auto plan =
-      plan_tiles(p, multiprocessors, has_clusters, shared_bytes, flat_tiles_are_faster(p, multiprocessors));
-  return is_short && form_of(p) != kAnyForm && plan && plan->strips >= p.outer ? std::nullopt : plan;
+  if (const auto small = is_short ? std::nullopt : plan_small_tiles(p, device)) return TilesPlan{small, std::nullopt};
+  const auto plan = plan_tiles(
+      p, multiprocessors, device.cluster > 1, device.shared_bytes, flat_tiles_are_faster(p, multiprocessors));
+  if (!plan || (is_short && form_of(p) != kAnyForm && plan->strips >= p.outer)) return std::nullopt;
+  return TilesPlan{std::nullopt, plan};
 }
 
 }  // namespace dcs

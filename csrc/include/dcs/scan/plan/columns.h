@@ -126,9 +126,11 @@ inline int64_t most_small_cluster(const DeviceLimits& device) {
   return has_room ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
 }
 
-// A span, a block's columns, of small scans: all of them where they are few, else sectors of every step, twice as wide
-// where there are blocks for all multiprocessors. False where nothing is small.
-inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device) {
+// A span, a block's columns, of small scans: all of them where they are few, else sectors of every step, in half
+// precision half ones where columns are few, twice as wide where there are blocks for all multiprocessors. False where
+// nothing is small.
+inline bool plan_small_span(
+    SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device, int most_steps, int64_t most_warps) {
   // Offsets in operands are numbers of 31 bits.
   const auto is_near = [&](const void* pointer, const Strides& s, int64_t = 0) {
     const int64_t last =
@@ -146,10 +148,18 @@ inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const 
     for (plan.span_bits = 0; 1 << plan.span_bits < plan.span;) ++plan.span_bits;
   };
   share(wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSector / bytes));
-  // Half precision of which a thread has few steps: narrower where threads would not reach through time.
-  const int64_t slots = (32 >> plan.span_bits) * kSmallColumnWarps * most_small_cluster(device);
-  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, p.backward);
-  if (bytes == 2 && plan.span > 1 && p.length > slots * most_steps) share(1 << (plan.span_bits - 1));
+  if (bytes == 2) {
+    // Half a sector where clusters of whole ones leave half of the multiprocessors without a block, and time is longer
+    // than a warp a block. Narrower, too, where threads would not reach through time.
+    constexpr int64_t kHalf = kSector / 4;
+    const int64_t cluster = most_small_cluster(device), warp_steps = (32 >> plan.span_bits) * most_steps;
+    const int64_t room = device.multiprocessors / kClusterMultiprocessors * kMostRowCluster;
+    if (plan.span > kHalf && p.outer * ceil_div(p.inner, kHalf) * cluster <= room &&
+        p.length > 2 * warp_steps * kMostRowCluster)
+      share(kHalf);
+    if (plan.span > 1 && p.length > (32 >> plan.span_bits) * most_steps * most_warps * cluster)
+      share(1 << (plan.span_bits - 1));
+  }
   plan.flat = plan.spans == 1 && plan.span * bytes % kSector != 0 && steps_are_dense(p, p.input_strides) &&
       steps_are_dense(p, p.output_strides) &&
       (p.gamma_kind != GammaKind::kStep || steps_are_dense(p, p.gamma_strides)) &&
@@ -163,22 +173,16 @@ inline int64_t small_column_elements(const ScanProblem& p, const DeviceLimits& d
   return few ? few_small_column_elements(bytes_of(p.dtype)) : kSmallColumnElements;
 }
 
-// So few elements that the GPU has room for all of their threads at once, along a strided time that fits into a block
-// or a cluster.
-inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, const DeviceLimits& device) {
-  const bool contiguous = p.length == 1 || (p.output_strides.time == 1 && p.input_strides.time <= 1);
-  SmallColumnsPlan plan{};
-  if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
-      (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
-      p.rows() * p.length > small_column_elements(p, device) * device.multiprocessors ||
-      !plan_small_span(plan, p, device))
-    return std::nullopt;
+// How many steps a thread has, so that a block of so many warps, or a cluster of such blocks, has all of time, and the
+// GPU room for all of them. False where there are no such steps.
+inline bool fit_small_blocks(
+    SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device, int most_steps, int64_t most_warps) {
   const int64_t groups = p.outer * plan.spans, slots = device.multiprocessors / kClusterMultiprocessors;
   const int64_t most = most_small_cluster(device);
   // Blocks for all multiprocessors that clusters can be on; but what a block has at once in a few steps a thread needs
   // no cluster.
   const int64_t wanted = std::clamp<int64_t>(slots * kMostRowCluster / groups, 1, most);
-  const auto fits = [&](int steps, int64_t most_warps) {
+  for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) {
     const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.span_bits);
     const int64_t least = ceil_div(warps, most_warps);
     const bool alone = least == 1 && steps <= kMostLoneSteps;
@@ -186,17 +190,30 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
     plan.steps = steps;
     plan.cluster = static_cast<int>(std::min(cluster, most));
     plan.warps = static_cast<int>(ceil_div(warps, plan.cluster));
+    plan.blocks = groups * plan.cluster;
+    plan.dependent = plan.blocks <= device.dependent_blocks(p);
     const int64_t room = kSmallColumnWarps / std::max(plan.warps, 1);  // of a multiprocessor, for blocks
-    return cluster <= most &&
-        groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors);
-  };
+    if (cluster <= most &&
+        groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors))
+      return true;
+  }
+  return false;
+}
+
+// So few elements that the GPU has room for all of their threads at once, along a strided time that fits into a block
+// or a cluster.
+inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, const DeviceLimits& device) {
+  const bool contiguous = p.length == 1 || (p.output_strides.time == 1 && p.input_strides.time <= 1);
   const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, p.backward);
-  bool found = false;
-  for (const int64_t warps : {kUsualSmallColumnWarps, kSmallColumnWarps})
-    for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) found = found || fits(steps, warps);
-  if (!found) return std::nullopt;
-  plan.blocks = groups * plan.cluster;
-  plan.dependent = plan.blocks <= device.dependent_blocks(p);
+  SmallColumnsPlan plan{};
+  if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
+      (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
+      p.rows() * p.length > small_column_elements(p, device) * device.multiprocessors ||
+      !plan_small_span(plan, p, device, most_steps, kSmallColumnWarps))
+    return std::nullopt;
+  if (!fit_small_blocks(plan, p, device, most_steps, kUsualSmallColumnWarps) &&
+      !fit_small_blocks(plan, p, device, most_steps, kSmallColumnWarps))
+    return std::nullopt;
   return plan;
 }
 

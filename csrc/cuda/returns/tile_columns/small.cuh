@@ -1,0 +1,70 @@
+// The same for few elements, which are bound by latency: a block, or a cluster of blocks along time, takes a span of
+// neighboring columns through all of time, and what is carried goes by shuffles and shared memory alone, as in the
+// scans' small columns (scan/columns/small_columns.cuh).
+#pragma once
+
+#include "returns/tile_columns/tile_scan.cuh"
+#include "scan/columns/small_powers.cuh"
+
+namespace dcs {
+
+template <typename Acc>
+struct SmallTileParams {
+  SmallColumnsParams carries;  // of the scan of differences: `reset` is there where flags are
+  ReturnsColumnParams<Acc> call;
+};
+
+template <typename T>
+SmallTileParams<typename Types<T>::Acc> small_tile_params(const ReturnsProblem& problem, const SmallColumnsPlan& plan) {
+  SmallTileParams<typename Types<T>::Acc> params{
+      small_place_params(carried_scan(problem), plan), returns_column_params<T>(problem, 1)};
+  params.carries.reset.data = problem.terminated.data ? problem.terminated.data : problem.truncated.data;
+  return params;
+}
+
+// Where a thread's steps are: lanes of a warp are neighboring columns, then neighbors in time (slots).
+struct SmallTilePlace {
+  const SmallColumnsParams& p;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
+            warps = static_cast<int>(blockDim.x) / 32;
+  const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, span_column = lane & ((1 << p.span_bits) - 1);
+  int rank = 0;                     // of the block in its cluster
+  int outer, first_column, column;  // a thread without a column of its own does what another does
+  int first_step, count;            // in the order of the scan
+
+  __device__ __forceinline__ explicit SmallTilePlace(const SmallColumnsParams& given) : p(given) {}
+  __device__ __forceinline__ int part_steps() const { return p.steps; }
+
+  __device__ __forceinline__ void find_steps(int length) {
+    uint32_t group = blockIdx.x;
+    if (p.cluster.divisor > 1) {
+      group = p.cluster.of(blockIdx.x);
+      rank = static_cast<int>(blockIdx.x - group * p.cluster.divisor);
+    }
+    outer = static_cast<int>(p.spans.of(group));
+    first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
+    column = min(span_column, min(p.span, p.columns - first_column) - 1);
+    first_step = ((rank * warps + warp) * slots + slot) * p.steps;
+    count = max(0, min(p.steps, length - first_step));
+  }
+};
+
+template <typename Tile, typename Params>
+__device__ __forceinline__ void run_small_tile(const Params& params) {
+  __shared__ ColumnExchange exchange;
+  launch_dependents();
+  Tile tile(params);
+  const bool has_cuts = params.carries.reset.data != nullptr;
+  if (params.carries.cluster.divisor > 1) exchange.init_barrier(tile.rank, 1 << params.carries.span_bits, has_cuts);
+  griddepcontrol_wait();
+  const bool full = tile.is_full();
+  if (full) tile.template load<true>();
+  else tile.template load<false>();
+  const auto segment = full ? tile.template add_up<true>() : tile.template add_up<false>();
+  const auto y = static_cast<typename Tile::Acc>(
+      carry_by_powers<false>(tile, segment.total, segment.closed, params.carries.number, exchange));
+  if (full) tile.template finish<true>(y);
+  else tile.template finish<false>(y);
+}
+
+}  // namespace dcs
