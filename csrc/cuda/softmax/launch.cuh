@@ -14,7 +14,7 @@
 // | inner of whole vectors, 128 bytes and more, of up to 8  | thread_columns.cuh: a thread takes all steps of a  |
 // |   steps, or 16 of doubles and, forward, of floats       |   vector                                           |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
-// | few elements, inner of 32 bytes and more                | thread_columns.cuh: a thread takes some steps of   |
+// | few elements                                            | thread_columns.cuh: a thread takes some steps of   |
 // |                                                         |   one column                                       |
 // | inner below 128 bytes; or below 512 if no whole vectors |                                                    |
 // |   and many slabs; or, if none, what no cluster has room |                                                    |

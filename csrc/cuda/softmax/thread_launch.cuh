@@ -46,7 +46,7 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   // Whether columns are few elements in all.
   bool is_small() const {
     const int64_t most = kSmallElements * (is_view() ? kViewTimes : 1) * device_.multiprocessors;
-    return p_.inner > 1 && p_.inner * kSize >= kSector && elements() <= most;
+    return p_.inner > 1 && elements() <= most;
   }
   // If threads can hold them.
   std::optional<cudaError_t> run_small() const {
@@ -54,7 +54,7 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
     const int64_t wanted = kColumnThreads * kThreadSteps * kSize / p_.length;
     int64_t bytes = kUsualWindow;
     while (2 * bytes <= std::min<int64_t>(wanted, kColumnThreads * kSize)) bytes *= 2;
-    for (; bytes >= kSector; bytes /= 2)
+    for (; bytes >= kSize; bytes /= 2)
       if (const auto error = run_windows_of(std::min(bytes / kSize, p_.inner))) return error;
     return std::nullopt;
   }
@@ -66,8 +66,10 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   static constexpr int64_t kMostThreadSteps = 16, kThreadSteps = 8;
   // Elements of a small tensor to a multiprocessor, at most; times as many of a view, as it is not copied first.
   static constexpr int64_t kSmallElements = 8000, kViewTimes = 4;
-  // Bytes that memory gives at once, and of a window before narrower ones are tried.
-  static constexpr int64_t kSector = 32, kUsualWindow = 64;
+  // Bytes that memory gives at once, and of a window before narrower ones are tried. Windows of less than a sector ask
+  // for each several times: with so many requests to a multiprocessor columns of many steps take half to nine tenths
+  // of the time of slabs on an H200, with 1600 as long, with 3000 twice as long.
+  static constexpr int64_t kSector = 32, kUsualWindow = 64, kMostRequests = 1200;
 
   // As many as the registers have room for: backward these are two tensors', and half precision has eight elements in a
   // vector.
@@ -77,6 +79,11 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
     auto columns = this->template operands<SoftmaxColumns<T>>();
     columns.length = p_.length, columns.inner = p_.inner;
     return columns;
+  }
+
+  // Of sectors, by so many windows of less than one.
+  int64_t requests(int64_t windows) const {
+    return p_.outer * p_.length * windows * std::min(kSector, p_.inner * kSize) / kSector;
   }
 
   template <typename Run>
@@ -92,7 +99,8 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
     const int64_t width = is_even ? about : ceil_div(p_.inner, std::max<int64_t>(1, p_.inner / about)),
                   windows = ceil_div(p_.inner, width), tiles = p_.outer * windows,
                   groups = std::min<int64_t>(kColumnThreads / width, p_.length);
-    if (groups == 0) return std::nullopt;
+    const bool is_narrow = width * kSize < std::min(kSector, p_.inner * kSize);
+    if (groups == 0 || (is_narrow && requests(windows) > kMostRequests * device_.multiprocessors)) return std::nullopt;
     const auto each = [&](int64_t blocks) { return ceil_div(ceil_div(p_.length, blocks), groups); };
     int blocks = 1;
     while (blocks < std::min(device_.cluster, 8) &&
