@@ -153,14 +153,14 @@ class Trial {
   bool launch_small(const SmallRowsPlan& plan) {
     const SmallRowsParams params = small_params<T>(p, plan);
     const auto kernel = [&] {
-      in_small_form(p, [&](auto gates, auto gradient) { small_rows_kernel<T, gates(), gradient()>(params); });
+      in_small_form<T>(p, [&](auto gates, auto gradient) { small_rows_kernel<T, gates(), gradient()>(params); });
     };
     const int threads = 32 * plan.warps;
     return emulation::launch(plan.blocks, threads, 16 * threads, plan.cluster > 1, c.seed, kernel, plan.cluster);
   }
   template <bool kStep, bool kBackward>
   bool launch(const KernelPlan& plan) {
-    if constexpr (sizeof(T) <= 4)
+    if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>)
       if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return launch_small(*rows);
     if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) {
       const FlatParams params = flat_params<T>(p, *rows);

@@ -123,10 +123,12 @@ SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& pl
 }
 
 // launch(whether there are gates, gamma's gradient), both as types.
-template <typename Launch>
+template <typename T, typename Launch>
 auto in_small_form(const ScanProblem& problem, const Launch& launch) {
   const auto in = [&](auto gates, auto sums) {
-    if (problem.backward) return launch(gates, sums);
+    // No plan is for gradients of double.
+    if constexpr (sizeof(T) <= 4)
+      if (problem.backward) return launch(gates, sums);
     return launch(gates, std::integral_constant<SmallGradient, SmallGradient::kNone>());
   };
   const std::integral_constant<SmallGradient, SmallGradient::kSums> sums;
@@ -139,7 +141,7 @@ template <typename T>
 cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
   const SmallRowsParams params = small_params<T>(problem, plan);
   const bool in_words = params.output.in_words && (!params.gradient.data || params.gradient.in_words);
-  return in_small_form(problem, [&](auto gates, auto gradient) {
+  return in_small_form<T>(problem, [&](auto gates, auto gradient) {
     const auto kernel = small_rows_kernel<T, gates(), gradient()>;
     cudaLaunchAttribute attributes[2];
     const int count = find_attributes(kernel, plan, attributes);
@@ -213,8 +215,8 @@ cudaError_t launch_long_rows(
 
 template <typename T>
 constexpr RowsLaunchers rows_launchers() {
-  // No plan is for small problems of wide elements, nor for long rows of complex numbers.
-  if constexpr (sizeof(T) <= 4) return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>};
+  // No plan is for small problems of complex numbers and integers, nor for long rows of the former.
+  if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>};
   else if constexpr (!kIsComplex<T>) return {nullptr, launch_flat_rows<T>, launch_long_rows<T>};
   else return {nullptr, launch_flat_rows<T>, nullptr};
 }

@@ -74,6 +74,7 @@ struct SmallElements {
   int at;                   // elements of these before the thread's first one
   int row, done;            // of the first one, elements of its row before it; negative before the first row
   int low, high;            // those that are of these rows
+  bool is_whole;            // all of its own are
   bool is_word;             // its words are in the tensor
 
   __device__ __forceinline__ explicit SmallElements(const SmallRowsParams& params) : p(params) {
@@ -92,6 +93,8 @@ struct SmallElements {
     done = at - rows_before * length;
     low = max(0, -at);
     high = max(0, min(kVec, elements - at));
+    // Not high == kVec, for which nvcc 13.0 takes a predicate that is true behind the last element of doubles, too.
+    is_whole = at >= 0 && at + kVec <= elements;
     const int index = first_row * length + at;
     is_word = high > 0 && index >= 0 && index + kVec <= p.rows * length;
   }
@@ -200,7 +203,7 @@ struct SmallElements {
     T* const to = static_cast<T*>(const_cast<void*>(operand.data));
     if (operand.in_words) {
       T* const first = const_cast<T*>(first_of<T>(operand));
-      if (low == 0 && high == kVec) {
+      if (is_whole) {
         Acc turned[kVec];
 #pragma unroll
         for (int i = 0; i < kVec; ++i) turned[i] = p.reverse ? values[kVec - 1 - i] : values[i];

@@ -32,10 +32,12 @@ class RowSizes {
 };
 
 // So few elements that the GPU has room for all of their threads, a vector each, whatever their alignment; of rows that
-// fit into a block or a cluster.
+// fit into a block or a cluster. No gradients of gamma in double, which are rare.
 inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
-  if (!sizes.takes() || bytes_of(p.dtype) > 4 || (p.shifted && !p.backward && p.initial)) return std::nullopt;
+  if (!sizes.takes() || !is_floating(p.dtype) || (bytes_of(p.dtype) > 4 && p.backward) ||
+      (p.shifted && !p.backward && p.initial))
+    return std::nullopt;
   // Offsets in operands are numbers of 31 bits, and rows equally far apart.
   const auto is_near = [&](const void* pointer, const Strides& s) {
     const int64_t last =
