@@ -4,9 +4,9 @@
 // blocks take tiles and look back in global memory (links.cuh).
 #pragma once
 
-#include "common/ptx/cluster.cuh"
 #include "common/ptx/dependent_launch.cuh"
 #include "returns/flat_rows/lane.cuh"
+#include "scan/carry/cluster_segments.cuh"
 
 namespace dcs {
 
@@ -36,26 +36,20 @@ __device__ __forceinline__ Segment<Wide> joined_before(const Segment<Wide>* segm
   return kGoesBack ? joined(segments, rank + 1, count, 1) : joined(segments, rank - 1, -1, -1);
 }
 
-// What the blocks of a row publish to each other, in shared memory.
+// What the blocks of a row leave each other, in shared memory.
 template <typename Wide, bool kGoesBack>
-struct FlatCluster {
-  Segment<Wide> own;
-  Segment<Wide> blocks[kMostFlatReturnsCluster];
-
-  // The carry into the block, by all threads. It stays until all have read (`leave`).
+struct FlatCluster : ClusterSegments<Wide, kMostFlatReturnsCluster> {
+  static __device__ __forceinline__ int blocks_before(int rank, int count) {
+    return kGoesBack ? count - 1 - rank : rank;
+  }
+  // The carry into the block, by all threads.
   __device__ __forceinline__ Wide enter(const Segment<Wide>* warps, int rank, int count) {
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread == 0) own = all_joined<kGoesBack>(warps, static_cast<int>(blockDim.x / 32));
-    arrive_in_cluster();
     wait_for_cluster();
-    if (thread < count) blocks[thread] = in_cluster(own, static_cast<uint32_t>(thread));
-    __syncthreads();
-    arrive_in_cluster_relaxed();
-    return joined_before<kGoesBack>(blocks, rank, count).total;
-  }
-  static __device__ __forceinline__ void leave() {
-    __syncwarp();
-    wait_for_cluster();
+    if (kGoesBack ? thread < rank : thread > rank && thread < count)
+      this->store(all_joined<kGoesBack>(warps, static_cast<int>(blockDim.x / 32)), rank, thread);
+    this->wait();
+    return joined_before<kGoesBack>(this->of_blocks, rank, count).total;
   }
 };
 
@@ -72,6 +66,8 @@ __device__ __forceinline__ void run_flat_rows(const Params& p) {
   const FlatTileRows tile(p);
   const typename Lane::Slice slice{p, tile, flat_returns_shared + warp * p.warp_bytes, warp, lane};
   launch_dependents();
+  __shared__ FlatCluster<Wide, kGoesBack> cluster;
+  if (p.cluster > 1) cluster.init(cluster.blocks_before(tile.rank, p.cluster));
   if (lane == 0) {
     mbarrier_init(&full[warp], slice.arrivals(p));
     mbarrier_fence_init();
@@ -93,7 +89,7 @@ __device__ __forceinline__ void run_flat_rows(const Params& p) {
   const Segment<Wide> segment = at.exchange(static_cast<Wide>(total), static_cast<Wide>(gates), carry);
   if (lane == (kGoesBack ? 0 : 31)) segments[warp] = segment;
   __syncthreads();
-  __shared__ FlatCluster<Wide, kGoesBack> cluster;
+  __shared__ Wide linked;
   Wide behind = 0;
   if (p.cluster > 1) {
     behind = cluster.enter(segments, tile.rank, p.cluster);
@@ -101,15 +97,14 @@ __device__ __forceinline__ void run_flat_rows(const Params& p) {
     if (warp == 0) {
       const Segment<Wide> own = all_joined<kGoesBack>(segments, warps);
       const double carry = p.links.enter({own.total, own.gates, own.closed}, tile.row, tile.number, tag);
-      if (lane == 0) cluster.own.total = static_cast<Wide>(carry);
+      if (lane == 0) linked = static_cast<Wide>(carry);
     }
     __syncthreads();
-    behind = cluster.own.total;
+    behind = linked;
   }
   behind = after(joined_before<kGoesBack>(segments, warp, warps), behind);
   at.finish(steps, static_cast<typename Lane::Acc>(carry.from(behind)));
   slice.store();
-  if (p.cluster > 1) cluster.leave();
 }
 
 template <typename T, FlatForm kForm, int kVectors>

@@ -1,8 +1,8 @@
 // Rows that fit into a block: a tile is as many whole rows as do, and no block waits for another. Of longer rows, where
-// they are few, each is a cluster's: its blocks read in shared memory what the blocks before them leave.
+// they are few, each is a cluster's: its blocks store what they leave in the shared memory of those behind them.
 #pragma once
 
-#include "common/ptx/cluster.cuh"
+#include "scan/carry/cluster_segments.cuh"
 #include "common/ptx/dependent_launch.cuh"
 #include "scan/rows/lane_passes.cuh"
 
@@ -52,46 +52,43 @@ struct FlatTile {
 
 // What the blocks of a cluster leave each other, in shared memory.
 template <typename Wide>
-struct ClusterCarry {
-  Segment<Wide> own;                      // the block's
-  Segment<Wide> before[kMostRowCluster];  // of the blocks before
+struct ClusterCarry : ClusterSegments<Wide, kMostRowCluster> {
+  Wide own_sum;  // the block's
 
-  // What enters the block, by all threads; `segments` are its warps'. A block stays until all have read (`leave`).
-  __device__ __forceinline__ Wide enter(const Segment<Wide> (&segments)[kFlatWarps], int rank) {
+  // What enters the block, by all threads; `segments` are its warps'.
+  __device__ __forceinline__ Wide enter(const Segment<Wide> (&segments)[kFlatWarps], int rank, int blocks) {
     const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
-    if (thread == 0) {
+    wait_for_cluster();
+    if (thread > rank && thread < blocks) {
       Segment<Wide> all = segments[0];
       for (int w = 1; w < warps; ++w)
         all = {
             after(segments[w], all.total), power_mul(all.gates, segments[w].gates), all.closed || segments[w].closed};
-      own = all;
+      this->store(all, rank, thread);
     }
-    arrive_in_cluster();
-    wait_for_cluster();
-    if (thread < rank) before[thread] = in_cluster(own, static_cast<uint32_t>(thread));
-    __syncthreads();
-    arrive_in_cluster_relaxed();
+    this->wait();
     Wide carry = cast<Wide>(0.0);
-    for (int r = 0; r < rank; ++r) carry = after(before[r], carry);
+    for (int r = 0; r < rank; ++r) carry = after(this->of_blocks[r], carry);
     return carry;
   }
-  static __device__ __forceinline__ void leave() { wait_for_cluster(); }
 
-  // After `leave`: the sum over the blocks of what their warps have, for the first block's first thread.
+  // The sum over the blocks of what their warps have, for the first block's first thread. A block stays until all have
+  // read (`leave`).
   __device__ __forceinline__ Wide sum_of_blocks(const Wide (&sums)[kFlatWarps], int blocks) {
     const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
     if (thread == 0) {
-      own.total = sums[0];
-      for (int w = 1; w < warps; ++w) own.total = own.total + sums[w];
+      own_sum = sums[0];
+      for (int w = 1; w < warps; ++w) own_sum = own_sum + sums[w];
     }
     arrive_in_cluster();
     wait_for_cluster();
-    Wide sum = own.total;
+    Wide sum = own_sum;
     if (thread == 0)
-      for (int r = 1; r < blocks; ++r) sum = sum + in_cluster(own.total, static_cast<uint32_t>(r));
+      for (int r = 1; r < blocks; ++r) sum = sum + in_cluster(own_sum, static_cast<uint32_t>(r));
     arrive_in_cluster_relaxed();
     return sum;
   }
+  static __device__ __forceinline__ void leave() { wait_for_cluster(); }
 };
 
 template <typename T, bool kStep, bool kBackward, Direction kDirection>
@@ -104,8 +101,10 @@ __global__ void __launch_bounds__(32 * kFlatWarps, 4) flat_rows_kernel(const __g
   extern __shared__ __align__(128) unsigned char flat_shared[];
   __shared__ uint64_t full[kFlatWarps];
   __shared__ Segment<Wide> segments[kFlatWarps];
+  __shared__ ClusterCarry<Wide> cluster;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const FlatTile tile(p);
+  if (p.cluster > 1) cluster.init(tile.rank);
   const Work work{InDirection<kDirection>(p), p,
       tile.low / kFlatGrain * kFlatGrain + static_cast<int64_t>(warp) * Work::elements_of(p), tile.low, tile.high,
       flat_shared + warp * Work::bytes_of(p)};
@@ -131,8 +130,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, 4) flat_rows_kernel(const __g
   if (lane == 31) segments[warp] = segment;
   __syncthreads();
   Wide carry = cast<Wide>(0.0);
-  __shared__ ClusterCarry<Wide> cluster;
-  if (p.cluster > 1) carry = cluster.enter(segments, tile.rank);
+  if (p.cluster > 1) carry = cluster.enter(segments, tile.rank, p.cluster);
   for (int w = 0; w < warp; ++w) carry = after(segments[w], carry);
 
   RowSums<Passes> rows{passes, 0, 0};
@@ -152,7 +150,6 @@ __global__ void __launch_bounds__(32 * kFlatWarps, 4) flat_rows_kernel(const __g
     __shared__ Wide sums_of_warps[kFlatWarps];
     if (lane == 0) sums_of_warps[warp] = sum;
     __syncthreads();
-    ClusterCarry<Wide>::leave();
     sum = cluster.sum_of_blocks(sums_of_warps, p.cluster);
     rows.first_row = tile.row;
     rows.end_row = tile.row + 1;
@@ -183,7 +180,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, 4) flat_rows_kernel(const __g
     if (starts) rows.write(cuts.row, before + cast<Wide>(sums.head));
   }
   if (lane == 0) wait_for_stores_to_read();
-  if (p.cluster > 1) ClusterCarry<Wide>::leave();
+  if (kSums && p.cluster > 1) ClusterCarry<Wide>::leave();
 }
 
 }  // namespace dcs

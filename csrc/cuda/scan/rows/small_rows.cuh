@@ -7,10 +7,10 @@
 
 #include <type_traits>
 
-#include "common/ptx/cluster.cuh"
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/latency.cuh"
 #include "dcs/scan/plan/tuning.h"
+#include "scan/carry/cluster_segments.cuh"
 #include "scan/rows/lane_state.cuh"
 #include "scan/rows/small_elements.cuh"
 #include "scan/rows/small_sums.cuh"
@@ -39,38 +39,16 @@ __device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, i
   return segment;
 }
 
-// The segments of a cluster's earlier blocks, which these store remotely, and their transaction barrier.
-struct ClusterSegments {
-  struct Stored {
-    double total, gates, closed;
-  };
-  Stored stored[kMostRowCluster];
-  uint64_t arrivals;
+using SmallClusterSegments = ClusterSegments<double, kMostRowCluster>;
 
-  __device__ __forceinline__ void init(int rank) {
-    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * static_cast<int>(sizeof(Stored)));
-    __syncthreads();
-    arrive_in_cluster_relaxed();
-  }
-  __device__ __forceinline__ void store(const Segment<double>& segment, int rank, uint32_t to) {
-    Stored& entry = stored[rank];
-    store_async_in_cluster(&entry.total, &arrivals, to, segment.total);
-    store_async_in_cluster(&entry.gates, &arrivals, to, segment.gates);
-    store_async_in_cluster(&entry.closed, &arrivals, to, segment.closed ? 1.0 : 0.0);
-  }
-  // The carry into a block.
-  __device__ __forceinline__ double carry_into(int rank, bool of_steps) {
-    if (rank == 0) return 0.0;
-    Segment<double> segment = identity<double>();
-    mbarrier_wait(&arrivals, 0);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (lane < rank) {
-      const Stored& entry = stored[lane];
-      segment = {entry.total, entry.gates, entry.closed != 0.0};
-    }
-    return shuffle(up_to_lane(segment, rank, of_steps).total, rank - 1);
-  }
-};
+// The carry into a block of a cluster.
+__device__ __forceinline__ double carry_into(SmallClusterSegments& cluster, int rank, bool of_steps) {
+  if (rank == 0) return 0.0;
+  cluster.wait();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Segment<double> segment = lane < rank ? cluster.of_blocks[lane] : identity<double>();
+  return shuffle(up_to_lane(segment, rank, of_steps).total, rank - 1);
+}
 
 // The product that neither leaves the range of double nor vanishes but for a gate of 0.
 template <typename Acc, int kVec>
@@ -229,7 +207,7 @@ struct SmallScan {
   }
   // The same for warps, and for the blocks of a cluster: what enters the warp. What is no cluster's begins with a row.
   __device__ __forceinline__ double exchange(
-      const Segment<double> (&segments)[kSmallRowsWarps], ClusterSegments& cluster) const {
+      const Segment<double> (&segments)[kSmallRowsWarps], SmallClusterSegments& cluster) const {
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const Segment<double> warps_before =
         up_to_lane(lane < warps ? segments[lane] : identity<double>(), warps, by_step());
@@ -243,7 +221,7 @@ struct SmallScan {
       const Segment<double> block = of_lane(warps - 1), own = of_lane(max(warp - 1, 0));
       if (warp == 0 && lane > mine.rank && lane < static_cast<int>(p.cluster.divisor))
         cluster.store(block, mine.rank, lane);
-      carry = cluster.carry_into(mine.rank, by_step());
+      carry = carry_into(cluster, mine.rank, by_step());
       if (warp > 0) carry = after(own, carry);
     }
     return carry;
@@ -284,7 +262,7 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   constexpr int kVec = Scan::kVec;
   extern __shared__ __align__(128) unsigned char small_shared[];
   __shared__ Segment<double> segments[kSmallRowsWarps];
-  __shared__ ClusterSegments cluster;
+  __shared__ SmallClusterSegments cluster;
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const SmallElements<kVec> mine(p);
