@@ -65,12 +65,6 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
 }
 
 // Stores where block `rank` has what this block has at `local`, in shared memory; and loads from there.
-__device__ __forceinline__ void store_in_cluster(double* local, uint32_t rank, double value) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const uint32_t address = cluster_address(shared_address(local), rank);
-  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
-#endif
-}
 __device__ __forceinline__ void store_in_cluster(uint32_t* local, uint32_t rank, uint32_t value) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const uint32_t address = cluster_address(shared_address(local), rank);

@@ -152,9 +152,11 @@ __global__ void __launch_bounds__(32 * (kStep || kBackward ? kTileWarps : kMaxWa
   constexpr int kVec = Scan::kVec, kChunks = Scan::kChunks;
   using Word = typename Scan::Word;
   const ScanProblem& p = params.problem;
-  overlap_launches();
-  if (params.tiles > 1) arrive_in_cluster();
+  __shared__ TileSegments cluster;
+  launch_dependents();
   const RowsTile<Kind> at(params);
+  if (params.tiles > 1) cluster.init(static_cast<int>(at.tile));
+  griddepcontrol_wait();
   const Scan scan{params, p, at};
   const T* input = at.tile_of(static_cast<const T*>(p.input), p.input_strides);
   const T* gates = nullptr;
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(32 * (kStep || kBackward ? kTileWarps : kMaxWa
   lanes.run(at, gammas, [&](int k, float (&to)[kVec]) { scan.carry_gates(words, k, to); });
 
   double carry = 0.0;
-  if (at.warps > 1) carry = carry_across_warps(at, lanes);
+  if (at.warps > 1) carry = carry_across_warps(at, lanes, cluster);
 
   T* output = at.tile_of(static_cast<T*>(p.output), p.output_strides);
   float sum = 0.f;

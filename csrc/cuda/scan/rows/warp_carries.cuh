@@ -1,14 +1,16 @@
 // The row kernel's (tile_rows.cuh) carry into a warp: across the warps of a block and the blocks of a cluster.
 #pragma once
 
-#include "common/ptx/cluster.cuh"
-#include "scan/carry/segment.cuh"
+#include "scan/carry/cluster_segments.cuh"
 #include "scan/rows/lane_scan.cuh"
 
 namespace dcs {
 
+using TileSegments = ClusterSegments<double, kMaxCluster>;
+
 template <typename Kind>
-__device__ __forceinline__ double carry_across_warps(const RowsTile<Kind>& at, const LaneScan<Kind>& lanes) {
+__device__ __forceinline__ double carry_across_warps(
+    const RowsTile<Kind>& at, const LaneScan<Kind>& lanes, TileSegments& cluster) {
   constexpr bool kStep = Kind::kStep;
   constexpr int kChunks = Kind::kChunks;
   const RowsParams& params = at.params;
@@ -38,24 +40,24 @@ __device__ __forceinline__ double carry_across_warps(const RowsTile<Kind>& at, c
   }
   __syncthreads();
   if (params.tiles > 1) {
-    // Each block leaves its total with all blocks of its row.
-    __shared__ double cluster_totals[kMaxCluster], cluster_gates[kMaxCluster];
+    // Each block leaves its total with all later blocks of its row.
     double tile_power = warp_power;
     if constexpr (!kStep)
       for (int e = 1; e < warps; e *= 2) tile_power = power_mul(tile_power, tile_power);
-    wait_for_cluster();  // all blocks have started
-    if (threadIdx.x < params.tiles) {
+    wait_for_cluster();  // until the others' barriers are ready
+    if (threadIdx.x > tile && threadIdx.x < params.tiles) {
       double own_total = warp_totals[0], own_gates = gates_of_warp(0);
       for (int w = 1; w < warps; ++w) {
         own_total = fold(warp_totals[w], gates_of_warp(w), own_total);
         if constexpr (kStep) own_gates = clamped_mul(own_gates, warp_gates[w]);
       }
-      store_in_cluster(&cluster_totals[tile], threadIdx.x, own_total);
-      if constexpr (kStep) store_in_cluster(&cluster_gates[tile], threadIdx.x, own_gates);
+      cluster.store({own_total, own_gates, false}, static_cast<int>(tile), static_cast<int>(threadIdx.x));
     }
-    arrive_in_cluster();
-    wait_for_cluster();
-    for (uint32_t t = 0; t < tile; ++t) carry = fold(cluster_totals[t], kStep ? cluster_gates[t] : tile_power, carry);
+    cluster.wait();
+    for (uint32_t t = 0; t < tile; ++t) {
+      const Segment<double>& before = cluster.of_blocks[t];
+      carry = fold(before.total, kStep ? before.gates : tile_power, carry);
+    }
   }
   for (int w = 0; w < warp; ++w) carry = fold(warp_totals[w], gates_of_warp(w), carry);
   return carry;
