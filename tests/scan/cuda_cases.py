@@ -133,7 +133,13 @@ def _rows() -> list[Problem]:
         for gamma in (0.99, "row", "step"):
             kernel = "long_rows_kernel" if dtype is DOUBLE else "resident_columns_kernel"
             problems.append(Problem(kernel, (300, 9000), dtype, gamma, reset=True, backward=True))
-            problems.append(Problem("flat_rows_kernel", (30, 1000), dtype, gamma, initial=True, backward=True))
+            problems.append(Problem("flat_rows_kernel", (300, 1000), dtype, gamma, initial=True, backward=True))
+    for gamma in (0.99, "row", "step"):  # doubles: clusters, a block a row, vectors that two blocks have a part of
+        problems += [
+            Problem("small_rows_kernel", (5, 9001), DOUBLE, gamma, reset=True),
+            Problem("small_rows_kernel flat_rows_kernel", (30, 1000), DOUBLE, gamma, initial=True, backward=True),
+            Problem("small_rows_kernel", (9001, 7), DOUBLE, gamma, initial=True),
+        ]
     return problems
 
 
@@ -156,6 +162,8 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (2000, 33), dtype, backward=True),
             Problem("small_columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
             Problem("small_columns_kernel", (15_000, 7), dtype),
+            Problem("small_columns_kernel", (9000, 12), dtype, reset=True),
+            Problem("small_columns_kernel", (5000, 53), dtype, backward=True),
             Problem("small_columns_kernel", (15_000, 7), dtype, "row", initial=True, backward=True),
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True, initial=True, backward=True),
             Problem("resident_columns_kernel", (60_000, 40), dtype),

@@ -107,8 +107,32 @@ struct FlatRows {
     for (double& gate : gates) gate = given.gamma_value;
   }
 
+  // Of `count` elements, whole vectors, of each of which `kLength` divides the lanes: nothing goes from one to the
+  // next.
+  template <int kLength>
+  void scan_within(const Powers<kMirrored>& powers, const T* from, T* to, int64_t count) const {
+    const Vector one = load(masks), two = load(masks + kWidth), four = load(masks + 2 * kWidth);
+    for (int64_t at = 0; at < count; at += kWidth) {
+      Vector v = load(from + at);
+      v = multiply_add(bit_and(move_on<1, kMirrored>(v), one), powers.one, v);
+      if constexpr (kLength > 2) v = multiply_add(bit_and(move_on<2, kMirrored>(v), two), powers.two, v);
+      if constexpr (kLength > 4) v = multiply_add(bit_and(move_on<4, kMirrored>(v), four), powers.four, v);
+      store(to + at, v);
+    }
+  }
   // Of `count` elements, whole vectors.
   void scan_powers(const Powers<kMirrored>& powers, const T* from, T* to, int64_t count) const {
+    if (length == 2) return scan_within<2>(powers, from, to, count);
+    if constexpr (kWidth >= 4)
+      if (length == 4) return scan_within<4>(powers, from, to, count);
+    if constexpr (kWidth >= 8)
+      if (length == 8) return scan_within<8>(powers, from, to, count);
+    if (length <= kWidth) scan_across<false>(powers, from, to, count);
+    else scan_across<true>(powers, from, to, count);
+  }
+  // kSpans: a row may go on beyond a vector that it does not begin in.
+  template <bool kSpans>
+  void scan_across(const Powers<kMirrored>& powers, const T* from, T* to, int64_t count) const {
     const Vector beyond = last_lane<kMirrored>(powers.near);
     const int64_t step = kWidth % length;
     Vector carry = splat(0.0);
@@ -122,7 +146,9 @@ struct FlatRows {
       if constexpr (kWidth >= 8)
         if (length > 4) v = multiply_add(bit_and(move_on<4, kMirrored>(v), load(mask + 2 * kWidth)), powers.four, v);
       store(to + at, multiply_add(bit_and(carry, load(mask + 3 * kWidth)), powers.near, v));
-      carry = multiply_add(bit_and(carry, load(mask + 4 * kWidth)), beyond, last_lane<kMirrored>(v));
+      if constexpr (kSpans)
+        carry = multiply_add(bit_and(carry, load(mask + 4 * kWidth)), beyond, last_lane<kMirrored>(v));
+      else carry = last_lane<kMirrored>(v);
       phase += step;
       if (phase >= length) phase -= length;
     }
