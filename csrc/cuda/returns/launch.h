@@ -11,8 +11,8 @@
 
 namespace dcs {
 
-using ReturnsLauncher = cudaError_t(const ReturnsProblem&, const Device&,
-    const std::optional<TilesPlan>& tiles, void* workspace, cudaStream_t);
+using ReturnsLauncher = cudaError_t(
+    const ReturnsProblem&, const Device&, const std::optional<TilesPlan>& tiles, void* workspace, cudaStream_t);
 
 ReturnsLauncher launch_returns_float, launch_returns_half, launch_returns_bfloat16, launch_returns_double;
 

@@ -1,6 +1,5 @@
 // The segments of a cluster's blocks: each is stored in the shared memory of the blocks behind it in the scan, whose
-// transaction barrier counts the bytes. A cluster's own barrier would take a fence over all memory, and a load after
-// it.
+// transaction barriers count the bytes. A barrier of the cluster would take a fence over all memory, and a load.
 #pragma once
 
 #include <cstring>

@@ -216,7 +216,8 @@ cudaError_t launch_long_rows(
 template <typename T>
 constexpr RowsLaunchers rows_launchers() {
   // No plan is for small problems of complex numbers and integers, nor for long rows of the former.
-  if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>};
+  if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>)
+    return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>};
   else if constexpr (!kIsComplex<T>) return {nullptr, launch_flat_rows<T>, launch_long_rows<T>};
   else return {nullptr, launch_flat_rows<T>, nullptr};
 }
