@@ -19,7 +19,7 @@ class Trial : public trials::RolloutTrial<T> {
 
   bool run() {
     if (const bool is_small = c.seed % 2; is_small && sizeof(T) <= 4) {
-      const auto found = plan_small_tiles(p, {64, static_cast<int>(kSharedBytes), c.seed % 8 ? 16 : 0});
+      const auto found = plan_small_tiles(p, {64, static_cast<int>(kSharedBytes), c.seed / 2 % 4 ? 16 : 0});
       if (found) return run_small(*found);
     }
     const auto found = plan_tiles(p, c.multiprocessors, c.seed % 2, kSharedBytes, true);

@@ -269,12 +269,22 @@ Case together_case(int index, std::mt19937& random) {
 }
 constexpr int kTogetherCount = 36;
 
+// Few long columns of few elements, of which a block, or a cluster, has some or one.
+Case narrow_case(std::mt19937& random) {
+  const int64_t inner = 2 + random() % 39, length = 300 + random() % (300'000 / static_cast<uint64_t>(inner));
+  Case c{1, length, inner, random() % 2 == 0, false, random() % 2 == 0, 132, random() % 3 ? 16 : 8, 227, 0, 0, 0};
+  if (random() % 3 == 0) c.run = inner, c.gap = random() % 8;
+  return c;
+}
+constexpr int kNarrowCount = 20;
+
 }  // namespace
 
 int main(int count, char** arguments) {
   const auto draw_or_take = [](int i, std::mt19937& random) {
     if (i < kLongCount) return long_case(i, random);
-    return i < kLongCount + kTogetherCount ? together_case(i, random) : draw(random);
+    if (i < kLongCount + kTogetherCount) return together_case(i, random);
+    return i < kLongCount + kTogetherCount + kNarrowCount ? narrow_case(random) : draw(random);
   };
   return trials::run_all<true>(count, arguments, draw_or_take, [](const Case& c, auto type, std::mt19937& random) {
     return Trial<typename decltype(type)::type>(c, static_cast<unsigned>(random())).run();

@@ -9,7 +9,8 @@ namespace dcs::cpu {
 namespace {
 
 constexpr int kInterleaved = 4;
-// From here on one gate a row is worth its powers; of two or three steps, vectors take less than a loop.
+// From here on one gate a row is worth its powers; of two or three steps, and where rows divide a vector's lanes,
+// vectors take less than a loop (flat.h).
 constexpr int64_t kLongGatedRow = 128, kShortestRow = 4;
 
 inline bool is_interleaved(const ScanProblem& problem) {
@@ -17,7 +18,8 @@ inline bool is_interleaved(const ScanProblem& problem) {
   const bool is_step = problem.gamma_kind == GammaKind::kStep;
   if (problem.backward || problem.shifted || problem.reset != nullptr) return false;
   if (!is_step && problem.length >= (problem.gamma_kind == GammaKind::kRow ? kLongGatedRow : kLongRow)) return false;
-  if (problem.length < kShortestRow && has_one_gate(problem)) return false;
+  const bool in_vectors = problem.length < kShortestRow || (kWidth % problem.length == 0 && is_flat(problem));
+  if (in_vectors && has_one_gate(problem)) return false;
   return has_flat_rows(problem, problem.input_strides) && has_flat_rows(problem, problem.output_strides) &&
       (!is_step || has_flat_rows(problem, problem.gamma_strides)) &&
       (problem.gamma_kind != GammaKind::kRow || has_even_rows(problem, problem.gamma_strides)) &&

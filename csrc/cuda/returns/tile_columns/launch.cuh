@@ -33,6 +33,7 @@ cudaError_t launch_tile_columns(void (*kernel)(TileColumnsParams<typename Types<
   return launch_dependent(kernel, plan.dependent, blocks, kColumnThreads, plan.shared_bytes, stream,
       tile_columns_params<T>(problem, plan, workspace, tag));
 }
+
 template <typename T>
 cudaError_t launch_small_tiles(void (*kernel)(SmallTileParams<typename Types<T>::Acc>), const ReturnsProblem& problem,
     const SmallColumnsPlan& plan, cudaStream_t stream) {

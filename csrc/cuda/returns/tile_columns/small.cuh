@@ -1,6 +1,6 @@
-// The same for few elements, which are bound by latency: a block, or a cluster of blocks along time, takes a span of
-// neighboring columns through all of time, and what is carried goes by shuffles and shared memory alone, as in the
-// scans' small columns (scan/columns/small_columns.cuh).
+// Tiles of columns (kernel.cuh) of few elements, which are bound by latency: a block, or a cluster of blocks along
+// time, takes a span of neighboring columns through all of time, and what is carried goes by shuffles and shared memory
+// alone, as in the scans' small columns (scan/columns/small_columns.cuh).
 #pragma once
 
 #include "returns/tile_columns/tile_scan.cuh"
@@ -22,36 +22,23 @@ SmallTileParams<typename Types<T>::Acc> small_tile_params(const ReturnsProblem& 
   return params;
 }
 
-// Where a thread's steps are: lanes of a warp are neighboring columns, then neighbors in time (slots).
-struct SmallTilePlace {
-  const SmallColumnsParams& p;
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
-            warps = static_cast<int>(blockDim.x) / 32;
-  const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, span_column = lane & ((1 << p.span_bits) - 1);
-  int rank = 0;                     // of the block in its cluster
-  int outer, first_column, column;  // a thread without a column of its own does what another does
-  int first_step, count;            // in the order of the scan
+// Where a thread's steps are. A thread without a column of its own does what another does.
+struct SmallTilePlace : SmallPlace {
+  int column, first_step, count;  // in the order of the scan
 
-  __device__ __forceinline__ explicit SmallTilePlace(const SmallColumnsParams& given) : p(given) {}
+  using SmallPlace::SmallPlace;
   __device__ __forceinline__ int part_steps() const { return p.steps; }
-
   __device__ __forceinline__ void find_steps(int length) {
-    uint32_t group = blockIdx.x;
-    if (p.cluster.divisor > 1) {
-      group = p.cluster.of(blockIdx.x);
-      rank = static_cast<int>(blockIdx.x - group * p.cluster.divisor);
-    }
-    outer = static_cast<int>(p.spans.of(group));
-    first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
-    column = min(span_column, min(p.span, p.columns - first_column) - 1);
-    first_step = ((rank * warps + warp) * slots + slot) * p.steps;
-    count = max(0, min(p.steps, length - first_step));
+    column = min(span_column, width - 1);
+    first_step = first;
+    count = max(0, min(p.steps, length - first));
   }
 };
 
 template <typename Tile, typename Params>
 __device__ __forceinline__ void run_small_tile(const Params& params) {
   __shared__ ColumnExchange exchange;
+  static_assert(sizeof(exchange) <= kSmallColumnsStatics);
   launch_dependents();
   Tile tile(params);
   const bool has_cuts = params.carries.reset.data != nullptr;

@@ -2,7 +2,9 @@
 // transaction barriers count the bytes. A barrier of the cluster would take a fence over all memory, and a load.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "common/ptx/cluster.cuh"
 #include "scan/carry/segment.cuh"

@@ -74,34 +74,42 @@ inline SmallColumnsParams small_place_params(const ScanProblem& problem, const S
   return params;
 }
 
-// A thread's position, and the addresses of its operands.
-template <typename T, bool kStep, bool kBackward>
-struct SmallColumnIndex {
-  static constexpr int kMost = small_column_steps(kStep, kBackward);
-  using Words = uint32_t[kMost];  // an element each
+// A thread's place: lanes of a warp are neighboring columns of a span, then neighbors in time (slots).
+struct SmallPlace {
   const SmallColumnsParams& p;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
             warps = static_cast<int>(blockDim.x) / 32;
   const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, span_column = lane & ((1 << p.span_bits) - 1);
-  int rank = 0;                 // of the block in its cluster
-  int outer, width, column;     // `width` columns of the span, of which this one is at `span_column`
-  int warp_step, first, count;  // the warp's first step; the thread's, of which it has so many
-  int warp_elements;            // of the warp's contiguous range
+  int rank = 0;                    // of the block in its cluster
+  int outer, first_column, width;  // of the span, which has `width` columns
+  int warp_step, first;            // the warp's first step; the thread's
 
-  __device__ __forceinline__ explicit SmallColumnIndex(const SmallColumnsParams& params) : p(params) {
+  __device__ __forceinline__ explicit SmallPlace(const SmallColumnsParams& params) : p(params) {
     uint32_t group = blockIdx.x;
     if (p.cluster.divisor > 1) {
       group = p.cluster.of(blockIdx.x);
       rank = static_cast<int>(blockIdx.x - group * p.cluster.divisor);
     }
     outer = static_cast<int>(p.spans.of(group));
-    const int first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
+    first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
     width = min(p.span, p.columns - first_column);
+    warp_step = (rank * warps + warp) * slots * p.steps;
+    first = warp_step + slot * p.steps;
+  }
+};
+
+// A thread's place, and the addresses of its operands.
+template <typename T, bool kStep, bool kBackward>
+struct SmallColumnIndex : SmallPlace {
+  static constexpr int kMost = small_column_steps(kStep, kBackward);
+  using Words = uint32_t[kMost];  // an element each
+  int column, count;              // the thread's, of which it has so many steps
+  int warp_elements;              // of the warp's contiguous range
+
+  __device__ __forceinline__ explicit SmallColumnIndex(const SmallColumnsParams& params) : SmallPlace(params) {
     // A contiguous range in reverse has its columns in reverse, too.
     const int existing = min(span_column, width - 1);
     column = p.flat && p.reverse ? width - 1 - existing : first_column + existing;
-    warp_step = (rank * warps + warp) * slots * p.steps;
-    first = warp_step + slot * p.steps;
     count = span_column < width ? max(0, min(p.steps, p.length - first)) : 0;
     warp_elements = max(0, min(slots * p.steps, p.length - warp_step)) * width;
   }

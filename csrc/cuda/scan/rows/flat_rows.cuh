@@ -2,8 +2,8 @@
 // they are few, each is a cluster's: its blocks store what they leave in the shared memory of those behind them.
 #pragma once
 
-#include "scan/carry/cluster_segments.cuh"
 #include "common/ptx/dependent_launch.cuh"
+#include "scan/carry/cluster_segments.cuh"
 #include "scan/rows/lane_passes.cuh"
 
 namespace dcs {
@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, 4) flat_rows_kernel(const __g
   __shared__ uint64_t full[kFlatWarps];
   __shared__ Segment<Wide> segments[kFlatWarps];
   __shared__ ClusterCarry<Wide> cluster;
+  static_assert(sizeof(cluster) + sizeof(segments) + sizeof(full) <= kStaticBytes / 2);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const FlatTile tile(p);
   if (p.cluster > 1) cluster.init(tile.rank);

@@ -237,8 +237,6 @@ inline std::optional<GradientScanPlan> plan_gradient_scan(
   }
   const ReturnsProblem mirror = mirrored(scan);
   if (takes_serial_gradients(mirror, multiprocessors)) return GradientScanPlan{mirror, std::nullopt, std::nullopt};
-  if (const auto small = plan_small_tiles(mirror, device))
-    return GradientScanPlan{mirror, std::nullopt, TilesPlan{small, std::nullopt}};
   const auto tiles_of = [&](const ReturnsProblem& of, bool may_be_flat) {
     return plan_tiles(of, multiprocessors, device.cluster > 1, device.shared_bytes, may_be_flat);
   };
@@ -246,6 +244,8 @@ inline std::optional<GradientScanPlan> plan_gradient_scan(
     const auto flat = tiles_of(scan, true);
     if (flat && flat->flat) return GradientScanPlan{scan, std::nullopt, TilesPlan{std::nullopt, flat}};
   }
+  if (const auto small = plan_small_tiles(mirror, device))
+    return GradientScanPlan{mirror, std::nullopt, TilesPlan{small, std::nullopt}};
   const auto tiles = tiles_of(mirror, false);
   if (!tiles) return std::nullopt;
   return GradientScanPlan{mirror, std::nullopt, TilesPlan{std::nullopt, tiles}};

@@ -85,7 +85,8 @@ inline bool columns_lie_flat(const ReturnsProblem& p) {
   return lies_linear(p) && p.inner <= (bytes_of(p.dtype) == 2 ? kMostFlatHalfColumns : kMostFlatColumns);
 }
 inline bool flat_tiles_are_faster(const ReturnsProblem& p, int64_t multiprocessors) {
-  return p.rows() * p.length >= kFewestFlatElements * std::min(p.inner, kMostCountedColumns) * multiprocessors;
+  return columns_lie_flat(p) &&
+      p.rows() * p.length >= kFewestFlatElements * std::min(p.inner, kMostCountedColumns) * multiprocessors;
 }
 // As many steps of a thread as shared memory has room for.
 inline int64_t most_flat_steps(const ReturnsProblem& p, const ResidentColumnsPlan& plan) {
@@ -212,9 +213,10 @@ inline std::optional<TilesPlan> plan_tile_columns(const ReturnsProblem& p, const
       takes_serial_columns(p, multiprocessors) || takes_few_columns(p, multiprocessors) ||
       takes_warp_columns(p, multiprocessors))
     return std::nullopt;
-  if (const auto small = is_short ? std::nullopt : plan_small_tiles(p, device)) return TilesPlan{small, std::nullopt};
-  const auto plan = plan_tiles(
-      p, multiprocessors, device.cluster > 1, device.shared_bytes, flat_tiles_are_faster(p, multiprocessors));
+  const bool may_be_flat = flat_tiles_are_faster(p, multiprocessors);
+  if (!is_short && !may_be_flat)
+    if (const auto small = plan_small_tiles(p, device)) return TilesPlan{small, std::nullopt};
+  const auto plan = plan_tiles(p, multiprocessors, device.cluster > 1, device.shared_bytes, may_be_flat);
   if (!plan || (is_short && form_of(p) != kAnyForm && plan->strips >= p.outer)) return std::nullopt;
   return TilesPlan{std::nullopt, plan};
 }

@@ -192,7 +192,7 @@ inline bool fit_small_blocks(
     plan.warps = static_cast<int>(ceil_div(warps, plan.cluster));
     plan.blocks = groups * plan.cluster;
     plan.dependent = plan.blocks <= device.dependent_blocks(p);
-    const int64_t room = kSmallColumnWarps / std::max(plan.warps, 1);  // of a multiprocessor, for blocks
+    const int64_t room = std::min(kSmallColumnWarps / std::max(plan.warps, 1), kMostSmallColumnBlocks);
     if (cluster <= most &&
         groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors))
       return true;

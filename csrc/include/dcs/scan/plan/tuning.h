@@ -126,6 +126,7 @@ constexpr int64_t kSector = 32;  // bytes that memory is read by
 // faster on an H200 than columns with words in global memory; more elements where there are so few columns a
 // multiprocessor.
 constexpr int kSmallColumnWarps = 32, kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
+constexpr int kMostSmallColumnBlocks = 16;  // that a multiprocessor has shared memory for
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
 constexpr int small_column_steps(bool step, bool backward) { return step || backward ? 8 : 16; }
 constexpr int kSmallSpan = 16;
