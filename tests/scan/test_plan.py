@@ -43,7 +43,8 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("small_rows", [100, 1000], {"reset": True}),
         ("small_rows", [30000, 13], {"gamma": "step"}),
         ("flat_rows", [100000, 13], {"gamma": "step"}),  # more than threads are on the GPU at once
-        ("flat_rows", [100, 1000], {"dtype": torch.float64}),
+        ("small_rows", [100, 1000], {"dtype": torch.float64}),
+        ("flat_rows", [300, 1000], {"dtype": torch.float64}),
         ("small_rows", [7, 16384], {"initial": True}),  # clusters
         ("flat_rows", [7, 5000], {"initial": True, "cluster": 0}),
         ("long_rows", [4096, 4096], {"dtype": torch.float64}),
@@ -147,10 +148,18 @@ def test_small_columns_are_all_on_the_gpu_at_once() -> None:
         assert launch["blocks"] * launch["warps"] <= 132 * 32
 
 
+def test_small_columns_in_half_precision_are_narrower_where_they_are_few_and_long() -> None:
+    """Clusters of eight columns are for all multiprocessors; those of 64 would not all be on the GPU at once."""
+    for steps, columns, span, spans in ((5000, 16, 8, 2), (5000, 53, 8, 7), (5000, 64, 16, 4), (800, 16, 16, 1)):
+        launch = plan([steps, columns], torch.bfloat16, dim=0)["launch"]
+        assert (launch["span"], launch["spans"]) == (span, spans)
+        assert launch["blocks"] <= 112  # of clusters, on groups of 16 and 18 multiprocessors
+
+
 def test_long_small_columns_in_half_precision_are_narrower_with_gates() -> None:
     """A thread has 8 steps of a per-step gamma, 16 without: a cluster's threads reach through time of fewer columns."""
-    for gamma, span in (("number", 16), ("step", 8)):
-        launch = plan([16_000, 16], torch.bfloat16, dim=0, gamma=gamma)["launch"]
+    for gamma, span in (("number", 8), ("step", 4)):
+        launch = plan([10_000, 16], torch.bfloat16, dim=0, gamma=gamma, cluster=8)["launch"]
         assert (launch["span"], launch["spans"]) == (span, 16 // span)
 
 
