@@ -59,6 +59,8 @@ inline Case draw(std::mt19937& random) {
   c.padded_results = one_in(3) ? !c.padded : c.padded;
   c.n = one_in(4) ? up_to(one_in(2) ? 9 : 60) : 0;
   const bool is_common = one_in(3);  // of discounts that are numbers, without ratios
+  // So many steps that a cluster takes small tiles of them.
+  if (is_common && !c.contiguous && !c.n && form == 3) c.length = 1000 + up_to(4000);
   c.next_values = !is_common && one_in(2);
   c.own_values = c.n ? !c.next_values : !one_in(3);
   // Without values of their own, returns have targets alone.
