@@ -246,7 +246,9 @@ struct FlatRows {
       return packed(base, strides, row, rows, whole, room + front);
     };
     T* result = static_cast<T*>(problem.output) + row * length;
-    T* to = whole ? result : y + front;
+    // Packed rows come and go up in memory, also where their steps go down.
+    const bool in_place = whole && (!kMirrored || row_stride(problem, problem.input_strides) == length);
+    T* to = in_place ? result : y + front;
     const T* from = operand(static_cast<const T*>(problem.input), problem.input_strides, x);
     if (one_gate) {
       scan_powers(powers, from - front, to - front, count + beyond);
@@ -260,14 +262,22 @@ struct FlatRows {
       if (problem.initial != nullptr) add_initial(row, rows, given, resets);
       if (!whole || !scan_gates(from, given, resets, to, count)) step_by_step(from, given, resets, to, rows);
     }
-    if (!whole)
+    if (!in_place)
       for (int64_t i = 0; i < count; ++i) result[i] = to[i];
   }
 
   void run(int64_t begin, int64_t end) {
     const bool one_gate = has_one_gate(problem);
     const Powers<kMirrored> powers(one_gate ? problem.gamma_value : 0.0);
-    for (int64_t row = begin; row < end; row += each) tile(powers, one_gate, row, end - row < each ? end - row : each);
+    // Prefetchers follow one direction: tiles go down in memory where their steps do, but not where rows are packed or
+    // nothing goes from a vector to the next.
+    const bool is_dense = row_stride(problem, problem.input_strides) == length;
+    const bool down = kMirrored && is_dense && !(one_gate && kWidth % length == 0);
+    const int64_t tiles = (end - begin + each - 1) / each;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t row = begin + (down ? tiles - 1 - i : i) * each, left = end - row;
+      tile(powers, one_gate, row, left < each ? left : each);
+    }
   }
 };
 
