@@ -30,11 +30,19 @@ inline bool has_one_gate(const ScanProblem& problem) {
       keeps_powers(problem.gamma_value, kLargestGamma);
 }
 
+// Whether an operand's rows lie one behind the other, or there is one.
+inline bool is_dense(const ScanProblem& problem, const Strides& strides) {
+  return problem.rows() == 1 || row_stride(problem, strides) == problem.length;
+}
+
+// Whether no row goes on from one vector to the next.
+inline bool divides_vectors(const ScanProblem& problem) { return kWidth % problem.length == 0; }
+
 inline bool is_flat(const ScanProblem& problem) {
   if (!is_real(problem) || problem.backward || problem.shifted || problem.length < 2) return false;
   if (problem.length > (has_one_gate(problem) ? kFlatRow : kFlatGatedRow)) return false;
   return has_flat_rows(problem, problem.input_strides) && has_flat_rows(problem, problem.output_strides) &&
-      (problem.rows() == 1 || row_stride(problem, problem.output_strides) == problem.length) &&
+      is_dense(problem, problem.output_strides) &&
       (problem.reset == nullptr || has_flat_rows(problem, problem.reset_strides)) &&
       (problem.gamma_kind != GammaKind::kStep || has_flat_rows(problem, problem.gamma_strides)) &&
       (problem.gamma_kind != GammaKind::kRow || has_even_rows(problem, problem.gamma_strides)) &&
@@ -82,6 +90,7 @@ struct FlatRows {
 
   const ScanProblem& problem;
   const int64_t length, each;  // each: rows of a tile, whole vectors
+  const bool all_dense;        // all operands of steps
   alignas(64) double masks[kFlatRow * kMasks * kWidth];
   alignas(64) double gates[kTileElements + 2 * kWidth];
   alignas(64) double added[kTileElements + kWidth];  // what initial values add to the rows' first steps
@@ -90,7 +99,12 @@ struct FlatRows {
   double ones[3][kWidth];  // in the first 1, 2 and 4 lanes
 
   DCS_SHARED explicit FlatRows(const ScanProblem& given)
-      : problem(given), length(given.length), each(rows_of_tile(given)) {
+      : problem(given),
+        length(given.length),
+        each(rows_of_tile(given)),
+        all_dense(is_dense(given, given.input_strides) &&
+            (given.gamma_kind != GammaKind::kStep || is_dense(given, given.gamma_strides)) &&
+            (given.reset == nullptr || is_dense(given, given.reset_strides))) {
     const uint64_t all = ~uint64_t{0};
     for (int64_t phase = 0; phase < length; ++phase)
       for (int64_t lane = 0; lane < kWidth; ++lane) {
@@ -212,7 +226,7 @@ struct FlatRows {
   const E* packed(const E* operand, const Strides& strides, int64_t row, int64_t rows, bool in_place, E* room) const {
     const int64_t stride = row_stride(problem, strides);
     const E* from = operand + row * stride;
-    if (in_place && (stride == length || problem.rows() == 1)) return from;
+    if (in_place && is_dense(problem, strides)) return from;
     pack_rows(room, from, stride, rows, length, end_of(operand, strides));
     return room;
   }
@@ -247,7 +261,7 @@ struct FlatRows {
     };
     T* result = static_cast<T*>(problem.output) + row * length;
     // Packed rows come and go up in memory, also where their steps go down.
-    const bool in_place = whole && (!kMirrored || row_stride(problem, problem.input_strides) == length);
+    const bool in_place = whole && (!kMirrored || all_dense);
     T* to = in_place ? result : y + front;
     const T* from = operand(static_cast<const T*>(problem.input), problem.input_strides, x);
     if (one_gate) {
@@ -271,8 +285,7 @@ struct FlatRows {
     const Powers<kMirrored> powers(one_gate ? problem.gamma_value : 0.0);
     // Prefetchers follow one direction: tiles go down in memory where their steps do, but not where rows are packed or
     // nothing goes from a vector to the next.
-    const bool is_dense = row_stride(problem, problem.input_strides) == length;
-    const bool down = kMirrored && is_dense && !(one_gate && kWidth % length == 0);
+    const bool down = kMirrored && all_dense && !(one_gate && divides_vectors(problem));
     const int64_t tiles = (end - begin + each - 1) / each;
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t row = begin + (down ? tiles - 1 - i : i) * each, left = end - row;

@@ -18,7 +18,7 @@ inline bool is_interleaved(const ScanProblem& problem) {
   const bool is_step = problem.gamma_kind == GammaKind::kStep;
   if (problem.backward || problem.shifted || problem.reset != nullptr) return false;
   if (!is_step && problem.length >= (problem.gamma_kind == GammaKind::kRow ? kLongGatedRow : kLongRow)) return false;
-  const bool in_vectors = problem.length < kShortestRow || (kWidth % problem.length == 0 && is_flat(problem));
+  const bool in_vectors = problem.length < kShortestRow || (divides_vectors(problem) && is_flat(problem));
   if (in_vectors && has_one_gate(problem)) return false;
   return has_flat_rows(problem, problem.input_strides) && has_flat_rows(problem, problem.output_strides) &&
       (!is_step || has_flat_rows(problem, problem.gamma_strides)) &&

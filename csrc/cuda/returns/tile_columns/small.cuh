@@ -24,14 +24,13 @@ SmallTileParams<typename Types<T>::Acc> small_tile_params(const ReturnsProblem& 
 
 // Where a thread's steps are. A thread without a column of its own does what another does.
 struct SmallTilePlace : SmallPlace {
-  int column, first_step, count;  // in the order of the scan
+  int column, count;  // the thread's, of which it has so many steps, in the order of the scan
 
   using SmallPlace::SmallPlace;
   __device__ __forceinline__ int part_steps() const { return p.steps; }
   __device__ __forceinline__ void find_steps(int length) {
     column = min(span_column, width - 1);
-    first_step = first;
-    count = max(0, min(p.steps, length - first));
+    count = max(0, min(p.steps, length - first_step));
   }
 };
 

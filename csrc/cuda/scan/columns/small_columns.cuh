@@ -77,11 +77,11 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   [[maybe_unused]] const uint32_t drops = cuts >> 1 | (last_flag ? 1u : 0u) << max(at.count - 1, 0);
   if (kBackward && p.initial.data && at.count > 0) {
     at.each([&](int k) {
-      if (at.first + k + 1 == p.length) saved[k] = initial;
+      if (at.first_step + k + 1 == p.length) saved[k] = initial;
     });
   }
   Acc lead = value_of_word<T, Acc>(x[0]);
-  if (at.first == 0) {
+  if (at.first_step == 0) {
     if (!kBackward && p.initial.data && !(cuts & 1)) lead = fold(lead, gate_of(0), value_of_word<T, Acc>(initial));
     cuts |= 1;
   }

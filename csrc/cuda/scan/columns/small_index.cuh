@@ -82,7 +82,7 @@ struct SmallPlace {
   const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, span_column = lane & ((1 << p.span_bits) - 1);
   int rank = 0;                    // of the block in its cluster
   int outer, first_column, width;  // of the span, which has `width` columns
-  int warp_step, first;            // the warp's first step; the thread's
+  int warp_step, first_step;       // the warp's; the thread's
 
   __device__ __forceinline__ explicit SmallPlace(const SmallColumnsParams& params) : p(params) {
     uint32_t group = blockIdx.x;
@@ -94,7 +94,7 @@ struct SmallPlace {
     first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
     width = min(p.span, p.columns - first_column);
     warp_step = (rank * warps + warp) * slots * p.steps;
-    first = warp_step + slot * p.steps;
+    first_step = warp_step + slot * p.steps;
   }
 };
 
@@ -110,7 +110,7 @@ struct SmallColumnIndex : SmallPlace {
     // A contiguous range in reverse has its columns in reverse, too.
     const int existing = min(span_column, width - 1);
     column = p.flat && p.reverse ? width - 1 - existing : first_column + existing;
-    count = span_column < width ? max(0, min(p.steps, p.length - first)) : 0;
+    count = span_column < width ? max(0, min(p.steps, p.length - first_step)) : 0;
     warp_elements = max(0, min(slots * p.steps, p.length - warp_step)) * width;
   }
 
@@ -134,8 +134,8 @@ struct SmallColumnIndex : SmallPlace {
   __device__ __forceinline__ Range range(const SmallColumnOperand& of, int back, bool after = false) const {
     const int from = after ? 1 : -back;
     if (!p.flat)
-      return {offset(of) + (first + from) * of.time, of.time, first < back ? 1 : 0,
-          after ? min(count, p.length - first - 1) : count};
+      return {offset(of) + (first_step + from) * of.time, of.time, first_step < back ? 1 : 0,
+          after ? min(count, p.length - first_step - 1) : count};
     const int index = (warp_step + from) * width + lane,
               elements = after ? min(warp_elements, (p.length - warp_step - 1) * width) : warp_elements;
     return {outer * of.outer + (p.reverse ? width - 1 - index : index), p.reverse ? -32 : 32, index < 0 ? 1 : 0,
@@ -148,13 +148,13 @@ struct SmallColumnIndex : SmallPlace {
   }
   __device__ __forceinline__ void ask_flags(Words& to) const {
     const uint8_t* const from =
-        static_cast<const uint8_t*>(p.reset.data) + offset(p.reset) + (first - p.back) * p.reset.time;
-    each([&](int k) { load_words_where(k < count && first + k >= p.back, from + k * p.reset.time, &to[k]); });
+        static_cast<const uint8_t*>(p.reset.data) + offset(p.reset) + (first_step - p.back) * p.reset.time;
+    each([&](int k) { load_words_where(k < count && first_step + k >= p.back, from + k * p.reset.time, &to[k]); });
   }
   // That of the thread's last step.
   __device__ __forceinline__ void ask_last_flag(uint32_t& to) const {
     const uint8_t* const from = static_cast<const uint8_t*>(p.reset.data) + offset(p.reset);
-    load_words_where(count > 0, from + (first + count - 1) * p.reset.time, &to);
+    load_words_where(count > 0, from + (first_step + count - 1) * p.reset.time, &to);
   }
 
   // A bit a step.
@@ -165,7 +165,7 @@ struct SmallColumnIndex : SmallPlace {
   }
   // Where it is the first step's, or follows the last one.
   __device__ __forceinline__ void ask_initial(uint32_t& to) const {
-    const bool wanted = kBackward ? count > 0 && first + count == p.length : first == 0;
+    const bool wanted = kBackward ? count > 0 && first_step + count == p.length : first_step == 0;
     load_words_where(wanted, static_cast<const T*>(p.initial.data) + offset(p.initial), &to);
   }
 

@@ -126,6 +126,11 @@ inline int64_t most_small_cluster(const DeviceLimits& device) {
   return has_room ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
 }
 
+// Blocks of clusters that are on the GPU at once, one a multiprocessor.
+inline int64_t clustered_blocks(const DeviceLimits& device) {
+  return device.multiprocessors / kClusterMultiprocessors * kMostRowCluster;
+}
+
 // A span, a block's columns, of small scans: all of them where they are few, else sectors of every step, in half
 // precision half ones where columns are few, twice as wide where there are blocks for all multiprocessors. False where
 // nothing is small.
@@ -153,8 +158,7 @@ inline bool plan_small_span(
     // than a warp a block. Narrower, too, where threads would not reach through time.
     constexpr int64_t kHalf = kSector / 4;
     const int64_t cluster = most_small_cluster(device), warp_steps = (32 >> plan.span_bits) * most_steps;
-    const int64_t room = device.multiprocessors / kClusterMultiprocessors * kMostRowCluster;
-    if (plan.span > kHalf && p.outer * ceil_div(p.inner, kHalf) * cluster <= room &&
+    if (plan.span > kHalf && p.outer * ceil_div(p.inner, kHalf) * cluster <= clustered_blocks(device) &&
         p.length > 2 * warp_steps * kMostRowCluster)
       share(kHalf);
     if (plan.span > 1 && p.length > (32 >> plan.span_bits) * most_steps * most_warps * cluster)
@@ -181,7 +185,7 @@ inline bool fit_small_blocks(
   const int64_t most = most_small_cluster(device);
   // Blocks for all multiprocessors that clusters can be on; but what a block has at once in a few steps a thread needs
   // no cluster.
-  const int64_t wanted = std::clamp<int64_t>(slots * kMostRowCluster / groups, 1, most);
+  const int64_t wanted = std::clamp<int64_t>(clustered_blocks(device) / groups, 1, most);
   for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) {
     const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.span_bits);
     const int64_t least = ceil_div(warps, most_warps);
