@@ -278,13 +278,34 @@ Case narrow_case(std::mt19937& random) {
 }
 constexpr int kNarrowCount = 20;
 
+// Few steps of more columns than are small, whose steps, gaps and begin are multiples of one, two or eight elements:
+// contiguous, padded or overlapping steps, slabs, or parts of a step.
+Case few_steps_case(std::mt19937& random) {
+  constexpr int64_t kUnits[] = {1, 1, 2, 8}, kOuters[] = {1, 1, 3, 60, 300};
+  const int64_t unit = kUnits[random() % 4], length = 1 + random() % (random() % 3 ? 8 : 17),
+                outer = kOuters[random() % 5], least = std::max<int64_t>(64, 33'000 / (outer * length)),
+                inner = least / unit * unit + unit * (1 + random() % 9);
+  Case c{outer, length, inner, random() % 2 == 0, false, random() % 3 == 0, 1, 1, 100, 0, 0, 0};
+  c.in_place = random() % 8 == 0;
+  if (c.in_place || random() % 4 == 0) return c;
+  const int64_t parts = divisor_of(inner / unit, 1 + random() % 40);
+  const int64_t runs[] = {inner, inner, length * inner, length * inner * divisor_of(outer, 20), inner / parts};
+  c.run = runs[random() % 5];
+  c.gap = unit * static_cast<int64_t>(random() % 20);
+  if (random() % 5 == 0) c.gap = -std::min(c.run, c.gap);
+  c.offset = random() % 2 ? 0 : unit * static_cast<int64_t>(random() % 9);
+  return c;
+}
+constexpr int kFewStepsCount = 60;
+
 }  // namespace
 
 int main(int count, char** arguments) {
   const auto draw_or_take = [](int i, std::mt19937& random) {
     if (i < kLongCount) return long_case(i, random);
     if (i < kLongCount + kTogetherCount) return together_case(i, random);
-    return i < kLongCount + kTogetherCount + kNarrowCount ? narrow_case(random) : draw(random);
+    if (i < kLongCount + kTogetherCount + kNarrowCount) return narrow_case(random);
+    return i < kLongCount + kTogetherCount + kNarrowCount + kFewStepsCount ? few_steps_case(random) : draw(random);
   };
   return trials::run_all<true>(count, arguments, draw_or_take, [](const Case& c, auto type, std::mt19937& random) {
     return Trial<typename decltype(type)::type>(c, static_cast<unsigned>(random())).run();

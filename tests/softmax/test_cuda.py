@@ -11,11 +11,11 @@ from torch import Tensor
 
 from torch_dcs_ops import softmax
 
+from softmax.cuda_checks import backward, check, poison
 from softmax.oracle import DTYPES, assert_gradient, assert_softmax
 from support.cuda_graphs import captured
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-backward = torch.ops.dcs._softmax_backward.default
 
 # Lanes (to 256 elements, or 256 vectors of 16 bytes), a block, clusters of 2 to 16 blocks, chunks.
 WIDTHS = (
@@ -24,26 +24,6 @@ WIDTHS = (
     524288, 524296, 1048576, 1048577, 1200000, 3000001,
 )  # fmt: skip
 FEW, MANY = 3, 600
-
-
-def check(x: Tensor, dim: int) -> None:
-    """Forward and backward, into memory that held NaN."""
-    g = torch.randn(x.shape, device="cuda").to(x.dtype)
-    poison()
-    y = softmax(x, dim)
-    assert y.stride() == torch.empty_like(x).stride()
-    assert_softmax(y, x, dim)
-    poison()
-    dx = backward(g, y, dim)
-    assert dx.stride() == torch.empty_like(y).stride()
-    assert_gradient(dx, g, y, dim)
-
-
-def poison() -> None:
-    """What the allocator hands out next is full of NaN."""
-    for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24):
-        for _ in range(4):
-            torch.full((size,), float("nan"), device="cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -367,7 +347,8 @@ def test_two_streams_at_once(shape: tuple[int, int], dim: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "dim"), [((2**31 + 40,), 0), ((2**31 // 8 + 5, 8), 1), ((3, 2**30 + 8), 1),
-                                            ((2**31 // 4096 + 5, 4096), 1), ((2**26 + 5, 33), 0), ((5, 2**29), 0)],
+                                            ((2**31 // 4096 + 5, 4096), 1), ((2**26 + 5, 33), 0), ((5, 2**29), 0),
+                                            ((2, 2**30 + 9), 0)],
                          ids=str)  # fmt: skip
 def test_addresses_past_two_to_the_31(shape: tuple[int, ...], dim: int) -> None:
     x = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")

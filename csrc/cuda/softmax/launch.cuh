@@ -32,10 +32,11 @@
 //
 // Forward, where a block would hold more than 30 KB and most multiprocessors have none, slabs, and windows of no whole
 // vectors, are resident.cuh's instead. An input that is a view (its elements lie in runs) is read in place by
-// thread_columns.cuh where it has few elements in slabs of more than 2 KB; forward also by rows.cuh and block_rows.cuh,
-// by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128 bytes that are no whole vectors, and
-// the gaps between them are no longer, and by held windows of columns of 128 bytes and more. For the others it is
-// copied into the output first.
+// thread_columns.cuh where it has few elements in slabs of more than 2 KB, and where columns have as few steps as whole
+// vectors have above and 128 bytes or more of a step are in a run, in whole vectors or else in slabs of more than 2 KB;
+// forward also by rows.cuh and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less
+// than 128 bytes that are no whole vectors, and the gaps between them are no longer, and by held windows of columns of
+// 128 bytes and more. For the others it is copied into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -61,6 +62,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::copy_view;
   using Base::device_;
   using Base::elements;
+  using Base::has_few_steps;
   using Base::has_whole_steps;
   using Base::is_small;
   using Base::is_view;
@@ -71,10 +73,10 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::launch_clusters;
   using Base::p_;
   using Base::run_columns;
+  using Base::run_few_steps;
   using Base::run_slabs;
   using Base::run_small;
   using Base::run_together;
-  using Base::run_whole_steps;
   using Base::run_windows;
   using Base::slab;
   using Base::slab_unit;
@@ -91,7 +93,7 @@ class SoftmaxLaunch : TileLaunch<T> {
       if (const cudaError_t error = copy_view(); error != cudaSuccess) return error;
     }
     if (p_.inner == 1) return run_rows();
-    if (has_whole_steps()) return run_whole_steps();
+    if (has_whole_steps()) return run_few_steps();
     if (is_packed_slab()) return run_packed();
     if (is_small())
       if (const std::optional<cudaError_t> error = run_small()) return *error;
@@ -118,13 +120,13 @@ class SoftmaxLaunch : TileLaunch<T> {
   std::optional<cudaError_t> run_view() {
     if (is_small() && !is_packed_slab())
       if (const std::optional<cudaError_t> error = run_small()) return error;
+    if (has_whole_steps() || (has_few_steps() && !is_packed_slab())) return run_few_steps();
     if (p_.backward) return std::nullopt;
     if (is_packed_view()) return run_packed();
     if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
     if (p_.inner > 1) {
-      const bool is_narrow = p_.inner * kSize < kNarrowBytes || is_packed_slab(),
-                 is_short = has_odd_steps() || (kHalf && p_.length <= kPackedElements);
-      return is_narrow || is_short ? std::nullopt : run_windows();
+      const bool is_narrow = p_.inner * kSize < kNarrowBytes || is_packed_slab();
+      return is_narrow || has_odd_steps() ? std::nullopt : run_windows();
     }
     if (is_packed_row()) return std::nullopt;
     set_rows();

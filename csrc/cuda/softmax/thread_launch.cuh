@@ -17,30 +17,30 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   using Base::device_;
   using Base::elements;
   using Base::is_view;
+  using Base::kHalf;
   using Base::kSize;
   using Base::kVec;
   using Base::launch;
   using Base::launch_clusters;
   using Base::p_;
-  using Base::whole;
+  using Base::slab;
   using typename Base::Acc;
 
-  // Whether columns are whole vectors of few enough steps for a thread.
-  bool has_whole_steps() const {
-    return !is_view() && p_.inner > 1 && whole(p_.inner) && p_.inner * kSize >= kLeastStepBytes &&
-        p_.length <= most_whole_steps();
+  // Whether a thread takes all steps of its columns: few steps, of so many bytes that its neighbors read beside it, and
+  // of a view steps at one distance from each other.
+  bool has_few_steps() const {
+    return p_.inner > 1 && strip() * kSize >= kLeastStepBytes && p_.length <= most_few_steps() &&
+        (!is_view() || p_.run % slab() == 0 || p_.inner % p_.run == 0);
   }
-  cudaError_t run_whole_steps() const {
-    SoftmaxColumns<T> params = columns();
-    params.inner_vectors = p_.inner / kVec;
-    params.vectors = p_.outer * params.inner_vectors;
-    return with_whole_steps([&](auto steps) {
-      // Of more there are none backward but of doubles.
-      constexpr int kSteps = decltype(steps)::value, kBackwardSteps = kSize == 8 ? kSteps : std::min(kSteps, 8);
-      return launch(p_.backward ? softmax_whole_steps_kernel<T, kBackwardSteps, true>
-                                : softmax_whole_steps_kernel<T, kSteps, false>,
-          params, ceil_div(params.vectors, kWholeStepsThreads), kWholeStepsThreads);
-    });
+  // ... in whole vectors of all tensors.
+  bool has_whole_steps() const { return step_word() == kVec && has_few_steps(); }
+  cudaError_t run_few_steps() const {
+    const int64_t word = step_word();
+    if (word == kVec) return run_words<kVec>();
+    if constexpr (kHalf) {
+      if (word == 2) return run_words<2>();
+    }
+    return run_words<1>();
   }
 
   // Whether columns are few elements in all.
@@ -60,8 +60,9 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   }
 
  private:
-  // Bytes of one of few steps, at least.
+  // Bytes of one of few steps, at least; such steps of a thread, at most where they take many registers, and else.
   static constexpr int64_t kLeastStepBytes = 128;
+  static constexpr int kMostVectorSteps = 8, kMostSteps = 16;
   // Steps of a thread, of many steps: at most, and to begin with.
   static constexpr int64_t kMostThreadSteps = 16, kThreadSteps = 8;
   // Elements of a small tensor to a multiprocessor, at most; times as many of a view, as it is not copied first.
@@ -71,9 +72,49 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   // of the time of slabs on an H200, with 1600 as long, with 3000 twice as long.
   static constexpr int64_t kSector = 32, kUsualWindow = 64, kMostRequests = 1200;
 
+  // Columns of an outer that lie side by side in all tensors, or all of those.
+  int64_t strip() const { return is_view() ? std::min(p_.run, p_.inner) : p_.inner; }
+  // The widest word of a step, in elements, that begins and ends at a multiple of its bytes in all tensors: a vector of
+  // 16 bytes, a register of 4, or an element.
+  int64_t step_word() const {
+    const auto address = [](const void* tensor) { return reinterpret_cast<uintptr_t>(tensor); };
+    uint64_t ends = address(p_.input) | address(p_.saved) | address(p_.output) | p_.inner * kSize;
+    if (is_view()) ends |= p_.run * kSize | p_.gap * kSize;
+    return ends % 16 == 0 ? kVec : ends % 4 == 0 ? std::max(4 / kSize, 1) : 1;
+  }
   // As many as the registers have room for: backward these are two tensors', and half precision has eight elements in a
   // vector.
-  int64_t most_whole_steps() const { return kSize == 8 || (kSize == 4 && !p_.backward) ? 16 : 8; }
+  int64_t most_few_steps() const {
+    if (kHalf) return step_word() == kVec ? kMostVectorSteps : kMostSteps;
+    return kSize == 8 || !p_.backward ? kMostSteps : kMostVectorSteps;
+  }
+
+  template <int kWord>
+  cudaError_t run_words() const {
+    SoftmaxColumns<T> params = columns();
+    params.runs = this->runs();
+    // A view's runs have whole slabs, or some of them a step.
+    params.input_step = p_.inner + (is_view() && p_.run < slab() ? p_.inner / p_.run * p_.gap : 0);
+    params.strip_words = strip() / kWord;
+    params.outer_strips = p_.inner / strip();
+    params.strips = p_.outer * params.outer_strips;
+    return p_.backward ? run_words_of<kWord, true>(params) : run_words_of<kWord, false>(params);
+  }
+  template <int kWord, bool kBackward>
+  cudaError_t run_words_of(SoftmaxColumns<T>& params) const {
+    const auto run = [this, &params](auto steps) {
+      constexpr int kSteps = decltype(steps)::value;
+      constexpr int kWords = few_steps_words(kWord * kSize, kSteps, kBackward);
+      const int64_t warps = ceil_div(params.strip_words, int64_t{32} * kWords),
+                    threads = params.strips * (kWords == 1 ? params.strip_words : 32 * warps);
+      params.by_warps = Divisor(static_cast<uint32_t>(warps));
+      return this->launch(softmax_few_steps_kernel<T, kWord, kSteps, kBackward>, params,
+          ceil_div(threads, int64_t{kFewStepsThreads}), kFewStepsThreads);
+    };
+    constexpr bool kHasMore = kHalf ? kWord < kVec : kSize == 8 || !kBackward;
+    if constexpr (kHasMore) return Base::template with_room<2, 4, kMostVectorSteps, kMostSteps>(p_.length, run);
+    else return Base::template with_room<2, 4, kMostVectorSteps>(p_.length, run);
+  }
 
   SoftmaxColumns<T> columns() const {
     auto columns = this->template operands<SoftmaxColumns<T>>();
@@ -84,12 +125,6 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   // Of sectors, by so many windows of less than one.
   int64_t requests(int64_t windows) const {
     return p_.outer * p_.length * windows * std::min(kSector, p_.inner * kSize) / kSector;
-  }
-
-  template <typename Run>
-  cudaError_t with_whole_steps(const Run& run) const {
-    if constexpr (kSize == 2) return Base::template with_room<2, 4, 8>(p_.length, run);
-    else return Base::template with_room<2, 4, 8, 16>(p_.length, run);
   }
 
   // Windows of about so many columns, if threads can hold them.
