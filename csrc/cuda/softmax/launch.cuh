@@ -23,8 +23,8 @@
 // |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
-// |   up to 8 steps of no whole vectors; up to 16 of half   |                                                    |
-// |   precision                                             | packed_lines.cuh, steps                            |
+// |   of no whole vectors, of up to 16 steps, or 8 of       | thread_columns.cuh: a thread takes all steps of    |
+// |   floats backward                                       |   some words of 4 bytes, or elements               |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
@@ -32,11 +32,11 @@
 //
 // Forward, where a block would hold more than 30 KB and most multiprocessors have none, slabs, and windows of no whole
 // vectors, are resident.cuh's instead. An input that is a view (its elements lie in runs) is read in place by
-// thread_columns.cuh where it has few elements in slabs of more than 2 KB, and where columns have as few steps as whole
-// vectors have above and 128 bytes or more of a step are in a run, in whole vectors or else in slabs of more than 2 KB;
-// forward also by rows.cuh and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less
-// than 128 bytes that are no whole vectors, and the gaps between them are no longer, and by held windows of columns of
-// 128 bytes and more. For the others it is copied into the output first.
+// thread_columns.cuh where it has few elements in slabs of more than 2 KB, and where columns have as few steps as above
+// and a run has 128 bytes or more of a step, in whole vectors or in slabs of more than 2 KB; forward also by rows.cuh
+// and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128 bytes that are no
+// whole vectors, and the gaps between them are no longer, and by held windows of columns of 128 bytes and more. For the
+// others it is copied into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -100,21 +100,17 @@ class SoftmaxLaunch : TileLaunch<T> {
     const bool narrow = p_.inner * kSize < kNarrowBytes,
                many = !whole(p_.inner) && p_.inner * kSize < 512 && p_.outer >= device_.multiprocessors;
     if ((narrow || many) && slab_unit() <= kTileThreads) return run_slabs();
-    return has_odd_steps() ? run_steps() : run_columns();
+    return has_few_steps() ? run_few_steps() : run_columns();
   }
 
  private:
   static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
-  // Of columns that are no whole vectors, to a thread, at most.
-  static constexpr int kMostSteps = kHalf ? 16 : kPackedElements;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kPackedViewBytes = 128, kNarrowBytes = 128;
   // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
   // (kEarlyShare), as they are short.
   static constexpr int64_t kEarlyRowBlocks = 2;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
-
-  bool has_odd_steps() const { return !whole(p_.inner) && p_.length <= kMostSteps; }
 
   // Of a view, where a kernel reads it in place.
   std::optional<cudaError_t> run_view() {
@@ -126,19 +122,11 @@ class SoftmaxLaunch : TileLaunch<T> {
     if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
     if (p_.inner > 1) {
       const bool is_narrow = p_.inner * kSize < kNarrowBytes || is_packed_slab();
-      return is_narrow || has_odd_steps() ? std::nullopt : run_windows();
+      return is_narrow ? std::nullopt : run_windows();
     }
     if (is_packed_row()) return std::nullopt;
     set_rows();
     return run_rows_of<RowKind::kView>();
-  }
-
-  SoftmaxPacked<T> packed() const {
-    auto packed = this->template operands<SoftmaxPacked<T>>();
-    packed.elements = elements();
-    packed.runs = this->runs();
-    packed.length = static_cast<int>(p_.length);
-    return packed;
   }
 
   // Whether rows, or slabs, are short, and so are the gaps between their runs, which are read with them.
@@ -156,7 +144,10 @@ class SoftmaxLaunch : TileLaunch<T> {
   int64_t packed_gaps() const { return (packed_tile() / p_.run + 1) * p_.gap; }
 
   cudaError_t run_packed() const {
-    SoftmaxPacked<T> params = packed();
+    auto params = this->template operands<SoftmaxPacked<T>>();
+    params.elements = elements();
+    params.runs = this->runs();
+    params.length = static_cast<int>(p_.length);
     params.columns = static_cast<int>(p_.inner);
     params.tile = static_cast<int>(packed_tile());
     while (kPackedElements << params.lane_bits < p_.length) ++params.lane_bits;
@@ -172,34 +163,11 @@ class SoftmaxLaunch : TileLaunch<T> {
     });
   }
 
-  cudaError_t run_steps() const {
-    SoftmaxPacked<T> params = packed();
-    params.inner = p_.inner;
-    const int64_t bytes = p_.length <= kPackedElements ? kPackedBytes : 2 * kPackedBytes,
-                  most = bytes / (p_.length * kSize) / kVec * kVec;
-    const int64_t wanted = std::clamp<int64_t>(ceil_div(p_.outer * p_.inner, 4 * device_.multiprocessors), 64, most);
-    params.windows = ceil_div(p_.inner, round_up(wanted, kVec));
-    params.window = static_cast<int>(round_up(ceil_div(p_.inner, params.windows), kVec));
-    const int64_t shared = p_.length * (params.window + kVec) * kSize * (p_.backward ? 2 : 1);
-    return with_steps([&](auto elements) {
-      constexpr int kElements = decltype(elements)::value;
-      return launch(p_.backward ? softmax_steps_kernel<T, kElements, true> : softmax_steps_kernel<T, kElements, false>,
-          params, p_.outer * params.windows, kPackedThreads, shared);
-    });
-  }
-
   // Elements of a line to a lane, at least.
   template <typename Run>
   cudaError_t with_elements(const Run& run) const {
     return Base::template with_room<2, 4, kPackedElements>(p_.length, run);
   }
-  // The same of a line of steps, of which a lane takes all.
-  template <typename Run>
-  cudaError_t with_steps(const Run& run) const {
-    if constexpr (kMostSteps == kPackedElements) return with_elements(run);
-    else return Base::template with_room<2, 4, kPackedElements, kMostSteps>(p_.length, run);
-  }
-
   bool is_packed_slab() const {
     return p_.inner > 1 && slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements;
   }

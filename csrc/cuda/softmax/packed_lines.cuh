@@ -1,8 +1,7 @@
 // Softmax of short lines at any alignment, through shared memory: a block loads some KB in whole vectors, a
-// power of two of lanes takes a line, element by element, and the vectors go back. Either lines that lie packed, rows
-// of less than some vectors or (outer, length, inner) with little inside an outer, of which a block takes whole slabs;
-// or a window of the columns of a few long steps, which begin at different offsets in a vector. Lines of a view come
-// with the gaps between their runs.
+// power of two of lanes takes a line, element by element, and the vectors go back. Lines lie packed: rows of less than
+// some vectors, or (outer, length, inner) with little inside an outer, of which a block takes whole slabs. Lines of a
+// view come with the gaps between their runs.
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
@@ -24,9 +23,6 @@ struct SoftmaxPacked {
   int length;
   // Slabs: (length, columns); elements of a block, whole slabs and whole vectors; lanes of a line, a power of two.
   int columns, tile, lane_bits;
-  // Steps: elements of one; columns of a block, whole vectors; windows of an outer.
-  int64_t inner, windows;
-  int window;
   RunIndex runs;
 };
 
@@ -49,24 +45,6 @@ __device__ __forceinline__ int load_span(const SoftmaxPacked<T>& params, int64_t
   }
   return shift;
 }
-
-// Vector `vector` of a step's window and of the same offset in shared memory, which has a vector more than the window.
-template <typename T>
-struct StepVector {
-  static constexpr int kVec = 16 / sizeof(T);
-  int64_t from;  // in the tensor
-  int first;     // its first element in the step's part of shared memory
-  Range range;   // there, of the elements that are the window's
-
-  __device__ __forceinline__ StepVector(
-      const SoftmaxPacked<T>& params, int64_t window_begin, int width, int step, int vector) {
-    const int64_t begin = window_begin + step * params.inner;
-    const int shift = static_cast<int>(begin % kVec);
-    first = vector * kVec;
-    from = begin - shift + first;
-    range = {shift, shift + width};
-  }
-};
 
 // Bytes of a vector that are inside of the tensor.
 template <typename T>
@@ -156,46 +134,6 @@ __global__ void __launch_bounds__(kPackedThreads)
   for (int first = threadIdx.x * kVec; first < count; first += kPackedThreads * kVec)
     store_in(
         params.output + begin + first, first, Range{0, count}, *reinterpret_cast<const Vector<T, kVec>*>(tile + first));
-}
-
-// All steps of a window of columns, a column to a thread.
-template <typename T, int kElements, bool kBackward>
-__global__ void __launch_bounds__(kPackedThreads)
-    softmax_steps_kernel(const __grid_constant__ SoftmaxPacked<T> params) {
-  constexpr int kVec = 16 / sizeof(T);
-  extern __shared__ __align__(16) unsigned char softmax_shared[];
-  T* const tile = reinterpret_cast<T*>(softmax_shared);
-  const int pitch = params.window + kVec, each = pitch / kVec, vectors = params.length * each;
-  T* const saved = tile + params.length * pitch;
-  const int64_t outer = blockIdx.x / params.windows, column = (blockIdx.x - outer * params.windows) * params.window;
-  const int64_t begin = outer * params.length * params.inner + column;
-  const int width = static_cast<int>(min(params.inner - column, static_cast<int64_t>(params.window)));
-  overlap_launches();
-  for (int v = threadIdx.x; v < vectors; v += kPackedThreads) {
-    const int step = v / each;
-    const StepVector<T> at(params, begin, width, step, v - step * each);
-    if (at.first >= at.range.high) continue;
-    const int valid = valid_bytes(params, at.from);
-    copy_existing<16, sizeof(T)>(tile + step * pitch + at.first, params.input + at.from, valid);
-    if constexpr (kBackward)
-      copy_existing<16, sizeof(T)>(saved + step * pitch + at.first, params.saved + at.from, valid);
-  }
-  commit_copies();
-  wait_for_copies<0>();
-  __syncthreads();
-
-  const int shift = static_cast<int>(begin % kVec), turn = static_cast<int>(params.inner % kVec);
-  for (int c = threadIdx.x; c < width; c += kPackedThreads)
-    packed_softmax<kElements, kBackward>(tile, saved, tile, params.length, 1,
-        [&](int step) { return step * pitch + ((shift + step * turn) & (kVec - 1)) + c; });
-  __syncthreads();
-  for (int v = threadIdx.x; v < vectors; v += kPackedThreads) {
-    const int step = v / each;
-    const StepVector<T> at(params, begin, width, step, v - step * each);
-    if (at.first < at.range.high)
-      store_in(params.output + at.from, at.first, at.range,
-          *reinterpret_cast<const Vector<T, kVec>*>(tile + step * pitch + at.first));
-  }
 }
 
 }  // namespace dcs
