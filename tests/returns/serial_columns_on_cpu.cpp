@@ -15,21 +15,26 @@ class Trial : public trials::RolloutTrial<T> {
   using trials::RolloutTrial<T>::RolloutTrial;
 
   bool run() {
-    const ColumnForm form = column_form(p);
     if constexpr (sizeof(T) == 2) {
       // A CPU asks for no alignment.
-      const bool in_pairs = !c.contiguous && c.inner % 2 == 0;
-      if (form == ColumnForm::kPlain && in_pairs) return run<2, ColumnForm::kPlain>();
-      if (form == ColumnForm::kRatios && in_pairs) return run<2, ColumnForm::kRatios>();
+      if (serial_form(p) != ColumnForm::kAll && !c.contiguous && c.inner % 2 == 0) return run<2>();
     }
-    return form == ColumnForm::kPlain ? run<1, ColumnForm::kPlain>()
-        : form == ColumnForm::kRatios ? run<1, ColumnForm::kRatios>()
-                                      : run<1, ColumnForm::kAll>();
+    return run<1>();
   }
 
  private:
   using trials::RolloutTrial<T>::c, trials::RolloutTrial<T>::p;
 
+  template <int kUnit>
+  bool run() {
+    switch (serial_form(p)) {
+      case ColumnForm::kPlain: return run<kUnit, ColumnForm::kPlain>();
+      case ColumnForm::kRatios: return run<kUnit, ColumnForm::kRatios>();
+      case ColumnForm::kNext: return run<kUnit, ColumnForm::kNext>();
+      case ColumnForm::kRatiosNext: return run<kUnit, ColumnForm::kRatiosNext>();
+      default: return run<1, ColumnForm::kAll>();
+    }
+  }
   template <int kUnit, ColumnForm kForm>
   bool run() {
     const auto params = returns_column_params<T>(p, kUnit);

@@ -37,7 +37,7 @@ __device__ __forceinline__ void take_step_rates(const ReturnsColumnParams<Acc>& 
 template <typename T, ColumnForm kForm>
 struct ReturnsColumn {
   using Acc = typename Types<T>::Acc;
-  static constexpr bool kAll = has_all(kForm), kRatios = has_factors(kForm);
+  static constexpr bool kAll = has_all(kForm), kRatios = has_factors(kForm), kNext = has_next(kForm);
 
   Rates<Acc> rates;
   Acc y = 0, after = 0;  // the carry, and the value of the state behind the next step
@@ -45,14 +45,15 @@ struct ReturnsColumn {
   template <typename Own>
   __device__ __forceinline__ ColumnResults<Acc> step(
       const ReturnsColumnParams<Acc>& params, const ColumnStep<Acc>& of, const Own& step_rates) {
-    const bool has_own = params.has_own_values, is_cut = (of.terminates | of.truncates) || of.is_last;
+    const bool has_own = kNext || params.has_own_values, has_next = kNext || params.has_next_values,
+               is_cut = (of.terminates | of.truncates) || of.is_last;
     Acc own_gamma = rates.gamma, rest = rates.rest, factor = 1;
     if constexpr (kAll) take_step_rates(params, rates, step_rates, own_gamma, rest, factor);
     const Acc weight = has_own || is_cut ? own_gamma : rest;
     // What counts for nothing is not read.
     const bool counts_for_nothing = !has_own && weight == Acc(0);
-    const bool drops = (of.terminates | (of.truncates & params.truncated_drops)) || counts_for_nothing;
-    const Acc following = params.has_next_values ? of.next_value : after, own = has_own ? of.value : Acc(0);
+    const bool drops = (of.terminates | (kNext ? 0 : of.truncates & params.truncated_drops)) || counts_for_nothing;
+    const Acc following = has_next ? of.next_value : after, own = has_own ? of.value : Acc(0);
     const Acc difference = (drops ? of.reward : of.reward + weight * following) - own;
     Acc pg = 0, delta = difference;
     if constexpr (kRatios) {

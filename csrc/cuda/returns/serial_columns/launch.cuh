@@ -24,23 +24,27 @@ inline bool takes_serial_pairs(const ReturnsProblem& problem, const Device& devi
   return columns_pair(problem) && problem.rows() >= 2 * kSerialReturnsColumns * device.multiprocessors;
 }
 
+template <ColumnForm kForm>
+using FormConstant = std::integral_constant<ColumnForm, kForm>;
+
 template <typename T>
 cudaError_t launch_serial_returns(const ReturnsProblem& problem, const Device& device, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8) {
     if (takes_few_returns(problem, device.multiprocessors)) return launch_few_returns<T>(problem, device, stream);
   }
-  const ColumnForm form = column_form(problem);
+  const ColumnForm form = serial_form(problem);
+  const auto launch_of = [&](auto unit) {
+    const auto launch = [&](auto of) { return launch_serial_returns_as<T, unit(), of()>(problem, device, stream); };
+    if (form == ColumnForm::kPlain) return launch(FormConstant<ColumnForm::kPlain>());
+    if (form == ColumnForm::kNext) return launch(FormConstant<ColumnForm::kNext>());
+    if (form == ColumnForm::kRatios) return launch(FormConstant<ColumnForm::kRatios>());
+    return launch(FormConstant<ColumnForm::kRatiosNext>());
+  };
+  if (form == ColumnForm::kAll) return launch_serial_returns_as<T, 1, ColumnForm::kAll>(problem, device, stream);
   if constexpr (sizeof(T) == 2) {
-    if (takes_serial_pairs(problem, device)) {
-      if (form == ColumnForm::kPlain)
-        return launch_serial_returns_as<T, 2, ColumnForm::kPlain>(problem, device, stream);
-      if (form == ColumnForm::kRatios)
-        return launch_serial_returns_as<T, 2, ColumnForm::kRatios>(problem, device, stream);
-    }
+    if (takes_serial_pairs(problem, device)) return launch_of(std::integral_constant<int, 2>());
   }
-  if (form == ColumnForm::kPlain) return launch_serial_returns_as<T, 1, ColumnForm::kPlain>(problem, device, stream);
-  if (form == ColumnForm::kRatios) return launch_serial_returns_as<T, 1, ColumnForm::kRatios>(problem, device, stream);
-  return launch_serial_returns_as<T, 1, ColumnForm::kAll>(problem, device, stream);
+  return launch_of(std::integral_constant<int, 1>());
 }
 
 }  // namespace dcs

@@ -32,16 +32,20 @@ inline int form_of(const ReturnsProblem& p) {
 }
 
 // What a step of kernels for all options may have: one stream of values, its own or the next state's; ratios and
-// policy-gradient advantages, too; next states' values beside its own and discounts of its own, too. Gradients: by
-// discounts that are numbers or rows'; or by ratios and discounts of steps, too.
-enum class ColumnForm { kPlain, kRatios, kAll, kGradients, kAnyGradients };
+// policy-gradient advantages, too; either of these with next states' values beside its own; all of it and discounts of
+// its own. Gradients: by discounts that are numbers or rows'; or by ratios and discounts of steps, too.
+enum class ColumnForm { kPlain, kRatios, kNext, kRatiosNext, kAll, kGradients, kAnyGradients };
 
 constexpr bool is_gradient(ColumnForm form) {
   return form == ColumnForm::kGradients || form == ColumnForm::kAnyGradients;
 }
 // Whether the gates of a step may be its own, and whether all operands may be there.
-constexpr bool has_factors(ColumnForm form) { return form != ColumnForm::kPlain && form != ColumnForm::kGradients; }
 constexpr bool has_all(ColumnForm form) { return form == ColumnForm::kAll || form == ColumnForm::kAnyGradients; }
+constexpr bool has_factors(ColumnForm form) {
+  return has_all(form) || form == ColumnForm::kRatios || form == ColumnForm::kRatiosNext;
+}
+// Whether next states' values are beside the steps' own.
+constexpr bool has_next(ColumnForm form) { return form == ColumnForm::kNext || form == ColumnForm::kRatiosNext; }
 
 inline bool has_step_rates(const ReturnsProblem& p) {
   return p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep;
@@ -55,6 +59,12 @@ inline ColumnForm column_form(const ReturnsProblem& p) {
   const bool has_both = p.values.data && !p.values_are_next && p.next_values.data;
   if (has_both || has_step_rates(p)) return ColumnForm::kAll;
   return p.rhos.data || p.pg_advantages.data ? ColumnForm::kRatios : ColumnForm::kPlain;
+}
+// Of kernels that have forms of their own for next states' values beside the steps'.
+inline ColumnForm serial_form(const ReturnsProblem& p) {
+  const ColumnForm form = column_form(p);
+  if (form != ColumnForm::kAll || has_step_rates(p)) return form;
+  return p.rhos.data || p.pg_advantages.data ? ColumnForm::kRatiosNext : ColumnForm::kNext;
 }
 
 }  // namespace dcs
