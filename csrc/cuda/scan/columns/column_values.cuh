@@ -70,8 +70,8 @@ struct ColumnValues {
 };
 
 // The scan of kUnit neighboring columns that one thread takes, step after step. Floats are scanned in double; half
-// precision in float, with what rounding takes from them.
-template <typename T, bool kStep, bool kBackward, int kUnit>
+// precision in float, kCareful: with what rounding takes from them.
+template <typename T, bool kStep, bool kBackward, int kUnit, bool kCareful = true>
 struct ColumnScan {
   using Wide = typename Types<T>::Wide;
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
@@ -129,7 +129,7 @@ struct ColumnScan {
 
  private:
   __device__ __forceinline__ void advance(int u, Sum value, Sum factor_read, bool is_cut) {
-    if constexpr (kHalf) {
+    if constexpr (kHalf && kCareful) {
       Sum factor, small = value;
       if constexpr (kStep) {
         factor = factor_read;
@@ -144,6 +144,7 @@ struct ColumnScan {
     } else {
       Sum next;
       if constexpr (kStep) next = plain_step(value, factor_read, y[u]);
+      else if constexpr (kHalf) next = gate[u].step(value, y[u]);
       else next = fold(value, gamma[u], y[u]);
       y[u] = is_cut ? value : next;
     }

@@ -22,7 +22,8 @@ struct FewSteps {
   // than the words.
   static constexpr int kSome = sizeof(T) == 2 && kUnit > 1 ? 2 : 1, kParts = kUnit / kSome;
   static constexpr int kSteps = few_steps_of(sizeof(T), kUnit);
-  using Scan = ColumnScan<T, kStep, kBackward, kSome>;
+  // So few steps of floats lose less than half precision keeps.
+  using Scan = ColumnScan<T, kStep, kBackward, kSome, false>;
   using Cell = typename Scan::Cell;
   using Acc = typename Types<T>::Acc;
   static constexpr int kSums = sizeof(Acc) * kUnit <= 16 ? kUnit : 16 / sizeof(Acc);  // of gamma's gradient, of a word
