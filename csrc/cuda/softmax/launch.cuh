@@ -114,9 +114,9 @@ class SoftmaxLaunch : TileLaunch<T> {
 
   // Of a view, where a kernel reads it in place.
   std::optional<cudaError_t> run_view() {
+    if (has_whole_steps() || (has_few_steps() && !is_packed_slab())) return run_few_steps();
     if (is_small() && !is_packed_slab())
       if (const std::optional<cudaError_t> error = run_small()) return error;
-    if (has_whole_steps() || (has_few_steps() && !is_packed_slab())) return run_few_steps();
     if (p_.backward) return std::nullopt;
     if (is_packed_view()) return run_packed();
     if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
