@@ -26,7 +26,8 @@ struct CarryExchange {
   Wide carries[kColumns];                         // into the group
   Wide powers[kResidentPowers * kPowers + 1];     // a column's, or the first one's for all
   Wide before[kStep ? 1 : kColumnThreads];
-  uint64_t tag;  // of this launch's words
+  Wide over_tiles, over_groups;                   // of a shared gamma: over the tiles, and groups, before
+  uint64_t tag;                                   // of this launch's words
 };
 
 // A thread's share of the exchange, which has registers for kMostReads loads in flight. Its own part and column in the
@@ -71,6 +72,10 @@ struct TileCarries {
       if (has_number()) {
         if (thread < kResidentPowers) shared.powers[thread] = cast<Wide>(t.powers[thread]);
         if (thread < t.parts) shared.before[thread] = cast<Wide>(power_over<kPartPowers>(t.powers, thread));
+        if (thread == kColumnThreads - 1) {
+          shared.over_tiles = cast<Wide>(power_over<kTilePowers>(t.powers + kTiles, before));
+          shared.over_groups = cast<Wide>(power_over<kMostFanBits>(t.powers + kGroups, groups_before));
+        }
         return;
       }
       if (!works) return;
@@ -287,7 +292,8 @@ struct TileCarries {
     if (is_last) {
       if constexpr (!kStep) {
         own.gates = powers_of(column)[kTiles];
-        shared.near[column].gates = power_over<kTilePowers>(powers_of(column) + kTiles, before);
+        shared.near[column].gates =
+            has_number() ? shared.over_tiles : power_over<kTilePowers>(powers_of(column) + kTiles, before);
       }
       shared.tiles[column] = own;
       if (t.groups == 1) shared.carries[column] = initial_of({block.outer, block.column + column});
@@ -313,7 +319,9 @@ struct TileCarries {
       while (!word.get(carry, shared.tag));
     }
     if (above == 0) carry.total = initial_of({block.outer, block.column + column});
-    if constexpr (!kStep) groups.gates = power_over<kMostFanBits>(powers_of(column) + kGroups, groups_before);
+    if constexpr (!kStep)
+      groups.gates =
+          has_number() ? shared.over_groups : power_over<kMostFanBits>(powers_of(column) + kGroups, groups_before);
     shared.carries[column] = after(groups, carry.total);
   }
   __device__ __forceinline__ Wide initial_of(const ColumnIndex& at) const {

@@ -288,11 +288,11 @@ inline int fan_bits_of(int64_t columns, int64_t threads) {
   return bits;
 }
 // Who reads the words of tiles before. Where these are one group all threads do, for the shortest wait; else half of
-// them where all blocks are there at once, and few where they are not, as then instructions count.
+// them, as the others read groups' words.
 inline void share_words(ResidentColumnsPlan& plan, int64_t room, bool step) {
   const bool at_once = plan.strips * plan.tiles <= room;
   const int64_t group = int64_t{1} << plan.fan_bits, most = group << (at_once ? most_read_bits(step) : 1);
-  if (plan.tiles > most) plan.fan_bits = fan_bits_of(plan.span, at_once || step ? kColumnThreads / 2 : kGroupThreads);
+  if (plan.tiles > most) plan.fan_bits = fan_bits_of(plan.span, kColumnThreads / 2);
   const int64_t tiles = plan.tiles > most ? group : plan.tiles;
   while (tiles > int64_t{1} << (plan.fan_bits + plan.read_bits)) ++plan.read_bits;
   while (plan.parts > 1 << (plan.fan_bits + plan.lane_bits)) ++plan.lane_bits;

@@ -167,9 +167,8 @@ constexpr int kFlagBatch = 4 * kEarlyBatch;
 constexpr int kMostEarlySteps = 2 * kEarlyWords;  // in half precision
 constexpr int kSpan = 32;                         // columns of a block that holds its tile, at most
 constexpr int kFewestResidentSteps = 16;          // of a thread, so that blocks have work beside their exchange
-// Of lanes that fold a column, at most; of tiles before that each reads at most, if they are one group. Threads that do
-// both where tiles are in groups, as more of them take longer than their latency.
-constexpr int kMostFanBits = 5, kMostReadBits = 2, kGroupThreads = 64;
+// Of lanes that fold a column, at most; of tiles before that each reads at most, if they are one group.
+constexpr int kMostFanBits = 5, kMostReadBits = 2;
 constexpr int most_read_bits(bool step) { return step ? 1 : kMostReadBits; }  // words with gates have twice the bytes
 // Powers of gamma over 1, 2, 4, ... parts, tiles and groups of them.
 constexpr int kPartPowers = 8, kTilePowers = kMostFanBits + kMostReadBits,
