@@ -14,6 +14,9 @@
 // | inner of whole vectors, 128 bytes and more, of up to 8  | thread_columns.cuh: a thread takes all steps of a  |
 // |   steps, or 16 of doubles and, forward, of floats       |   vector                                           |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
+// | inner of no whole vectors, 128 bytes and more, of up to | thread_columns.cuh: a thread takes all steps of    |
+// |   16 steps, or 8 of floats backward; of few elements    |   some words of 4 bytes, or elements               |
+// |   the next one has those of more than four steps        |                                                    |
 // | few elements                                            | thread_columns.cuh: a thread takes some steps of   |
 // |                                                         |   one column                                       |
 // | inner below 128 bytes; or below 512 if no whole vectors |                                                    |
@@ -23,8 +26,6 @@
 // |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
 // | larger inner:                                           |                                                    |
-// |   of no whole vectors, of up to 16 steps, or 8 of       | thread_columns.cuh: a thread takes all steps of    |
-// |   floats backward                                       |   some words of 4 bytes, or elements               |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   more steps                                            |   chunks.cuh: read twice                           |
@@ -62,6 +63,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::copy_view;
   using Base::device_;
   using Base::elements;
+  using Base::has_few_elements;
   using Base::has_few_steps;
   using Base::has_whole_steps;
   using Base::is_small;
@@ -95,6 +97,7 @@ class SoftmaxLaunch : TileLaunch<T> {
     if (p_.inner == 1) return run_rows();
     if (has_whole_steps()) return run_few_steps();
     if (is_packed_slab()) return run_packed();
+    if (has_few_steps() && !has_few_elements()) return run_few_steps();
     if (is_small())
       if (const std::optional<cudaError_t> error = run_small()) return *error;
     const bool narrow = p_.inner * kSize < kNarrowBytes,
@@ -114,9 +117,11 @@ class SoftmaxLaunch : TileLaunch<T> {
 
   // Of a view, where a kernel reads it in place.
   std::optional<cudaError_t> run_view() {
-    if (has_whole_steps() || (has_few_steps() && !is_packed_slab())) return run_few_steps();
+    const bool has_words = has_few_steps() && !is_packed_slab();
+    if (has_whole_steps() || (has_words && !has_few_elements())) return run_few_steps();
     if (is_small() && !is_packed_slab())
       if (const std::optional<cudaError_t> error = run_small()) return error;
+    if (has_words) return run_few_steps();
     if (p_.backward) return std::nullopt;
     if (is_packed_view()) return run_packed();
     if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
