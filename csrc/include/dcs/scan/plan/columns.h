@@ -338,12 +338,9 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   const bool in_rounds = plan.strips * ceil_div(length, plan.parts * most) > room;
   const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
   const int64_t whole = ceil_div(length, plan.parts * (most + early));
-  // As many blocks for every multiprocessor, as else some would work twice as long as others; but a second tile waits
-  // for the first, and lanes read some tiles at most at once.
-  const int64_t even = early > 0 ? room : device.multiprocessors;
-  const int64_t at_once_read = int64_t{1} << (plan.fan_bits + most_read_bits(step));
-  const int64_t spread = whole == 1 ? 1 : ceil_div(plan.strips * whole, even) * even / plan.strips;
-  const int64_t tiles = std::max(whole, whole <= at_once_read ? std::min(spread, at_once_read) : spread);
+  // As many blocks as there is room for, or a multiple of them, as else some multiprocessors would work longer than
+  // others; but a second tile waits for the first.
+  const int64_t tiles = whole == 1 ? 1 : ceil_div(plan.strips * whole, room) * room / plan.strips;
   const auto even_steps = [&](int64_t of) { return ceil_div(length, of * plan.parts * unit) * unit; };
   plan.tiles = ceil_div(length, std::max(least, even_steps(tiles)) * plan.parts);
   plan.part_steps = static_cast<int>(even_steps(plan.tiles));
