@@ -26,8 +26,8 @@ struct CarryExchange {
   Wide carries[kColumns];                         // into the group
   Wide powers[kResidentPowers * kPowers + 1];     // a column's, or the first one's for all
   Wide before[kStep ? 1 : kColumnThreads];
-  Wide over_tiles, over_groups;                   // of a shared gamma: over the tiles, and groups, before
-  uint64_t tag;                                   // of this launch's words
+  Wide over_tiles, over_groups;  // of a shared gamma: over the tiles, and groups, before
+  uint64_t tag;                  // of this launch's words
 };
 
 // A thread's share of the exchange, which has registers for kMostReads loads in flight. Its own part and column in the
