@@ -43,6 +43,22 @@ class Trial : public trials::RolloutTrial<T> {
   }
 };
 
+// A third have next states' values beside the steps', of an even number of columns, for all of which there are pairs.
+trials::Rollout draw(std::mt19937& random) {
+  trials::Rollout c = trials::draw_rollout(random);
+  if (random() % 3) return c;
+  c.contiguous = false;
+  c.inner += c.inner % 2;
+  c.length = std::min<int64_t>(c.length, 400);
+  c.values = c.next_values = true;
+  c.bootstrap = c.values_are_next = false;
+  c.rhos = random() % 2;
+  c.advantages = random() % 4, c.targets = !c.advantages || random() % 4, c.pg = c.rhos && random() % 2;
+  for (dcs::GammaKind* kind : {&c.gamma, &c.trace})
+    if (*kind == dcs::GammaKind::kStep) *kind = dcs::GammaKind::kNumber;
+  return c;
+}
+
 }  // namespace
 
-int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, trials::draw_rollout); }
+int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }

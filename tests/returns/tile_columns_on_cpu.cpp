@@ -70,8 +70,28 @@ class Trial : public trials::RolloutTrial<T> {
   ResidentColumnsPlan plan{};
 };
 
+// Groups of tiles, of groups, too, whose discounts leave something of what enters them.
+trials::Rollout draw_groups(std::mt19937& random) {
+  trials::Rollout c = trials::draw_rollout(random);
+  c.contiguous = false;
+  c.outer = 1;
+  c.inner = 17 + static_cast<int64_t>(random() % 47);
+  c.length = 2500 + static_cast<int64_t>(random() % 2500);
+  c.padded = c.padded_flags = c.padded_results = random() % 2;
+  c.rhos = false;
+  c.gamma = random() % 5 ? dcs::GammaKind::kNumber : dcs::GammaKind::kRow;
+  c.trace = dcs::GammaKind::kNumber;
+  constexpr double kGammas[] = {1.0, 0.9999, 0.99999, -0.9999};
+  c.gamma_value = kGammas[random() % 4];
+  c.trace_value = 1.0;
+  c.terminated = random() % 3 == 0, c.truncated = false;
+  c.multiprocessors = 1 + random() % 2;
+  return c;
+}
+
 // Strips of many tiles are many threads here. Half of the tensors have nothing between their steps, at any address.
 trials::Rollout draw(std::mt19937& random) {
+  if (random() % 4 == 0) return draw_groups(random);
   trials::Rollout c = trials::draw_odd_rollout(random);
   c.contiguous = false;
   c.length = std::min<int64_t>(c.length, 12000);

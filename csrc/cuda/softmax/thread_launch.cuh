@@ -65,7 +65,7 @@ class ThreadLaunch : protected SoftmaxLaunchBase<T> {
   // Bytes of one of few steps, at least; such steps of a thread, at most where they take many registers, and else.
   static constexpr int64_t kLeastStepBytes = 128;
   static constexpr int kMostVectorSteps = 8, kMostSteps = 16;
-  // Of a multiprocessor. 60 random problems on an H200: above it few steps take 0.4 to 1.1 of small tensors' time,
+  // Of a multiprocessor. 48 random problems on an H200: above it few steps take 0.6 to 1.1 of small tensors' time,
   // below it with more than four steps up to 1.4.
   static constexpr int64_t kFewElements = 1000;
   // Steps of a thread, of many steps: at most, and to begin with.

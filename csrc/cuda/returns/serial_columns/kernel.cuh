@@ -26,7 +26,7 @@ struct SerialReturns {
   using Cell = Vector<T, kUnit>;
   using Column = ColumnOf<T, kForm>;
   using Flags = std::conditional_t<kUnit == 2, uint16_t, uint8_t>;
-  static constexpr bool kAll = has_all(kForm), kNext = kAll || has_next(kForm), kRatios = has_factors(kForm),
+  static constexpr bool kAll = has_all(kForm), kReadsNext = kAll || has_next(kForm), kRatios = has_factors(kForm),
                         kPg = kRatios || is_gradient(kForm);
   static constexpr int kBatch = kSerialReturnsBatch<T, kUnit, kForm>;
   static constexpr int kSome = kBatch / 4 * 4 == kBatch && kBatch > 4 ? 4 : 2;  // used, and asked for, at a time
@@ -39,7 +39,7 @@ struct SerialReturns {
   bool starts = true;  // the next step is the last one of its row
 
   // The batch.
-  Cell r[kBatch], v[kBatch], next[kNext ? kBatch : 1], rho[kRatios ? kBatch : 1];
+  Cell r[kBatch], v[kBatch], next[kReadsNext ? kBatch : 1], rho[kRatios ? kBatch : 1];
   RateBits<T> gamma[kAll ? kBatch : 1], trace[kAll ? kBatch : 1];
   uint32_t terminates[kBatch], truncates[kBatch];
 
@@ -53,7 +53,7 @@ struct SerialReturns {
     targets = begin(params.targets);
     if constexpr (kRatios) rhos = begin(params.rhos);
     if constexpr (kPg) pg_advantages = begin(params.pg_advantages);
-    if constexpr (kNext) next_values = begin(params.next_values);
+    if constexpr (kReadsNext) next_values = begin(params.next_values);
     if constexpr (kAll) {
       gammas = begin(params.gamma);
       traces = begin(params.trace);
@@ -125,7 +125,7 @@ struct SerialReturns {
     move(targets, params.targets.back);
     if constexpr (kRatios) move(rhos, params.rhos.back);
     if constexpr (kPg) move(pg_advantages, params.pg_advantages.back);
-    if constexpr (kNext) move(next_values, params.next_values.back);
+    if constexpr (kReadsNext) move(next_values, params.next_values.back);
     if constexpr (kAll) {
       move(gammas, params.gamma.back);
       move(traces, params.trace.back);
@@ -178,7 +178,7 @@ struct SerialReturns {
     read<kGuarded>(params.rewards, rewards, first, left, r);
     read<kGuarded>(params.values, values, first, left, v);
     if constexpr (kRatios) read<kGuarded>(params.rhos, rhos, first, left, rho);
-    if constexpr (kNext) read<kGuarded>(params.next_values, next_values, first, left, next);
+    if constexpr (kReadsNext) read<kGuarded>(params.next_values, next_values, first, left, next);
     if constexpr (kAll) {
       read_rates<kGuarded>(params.gamma, gammas, params.gamma_is_narrow, first, left, gamma);
       read_rates<kGuarded>(params.trace, traces, params.trace_is_narrow, first, left, trace);
@@ -207,7 +207,7 @@ struct SerialReturns {
       unpack(r[b], reward);
       unpack(v[b], value);
       Cell following = v[b];
-      if constexpr (kNext) {
+      if constexpr (kReadsNext) {
         if (!kAll || params.next_values.last) following = next[b];
       }
       unpack(following, next_value);

@@ -22,7 +22,7 @@ struct FewSteps {
   // than the words.
   static constexpr int kSome = sizeof(T) == 2 && kUnit > 1 ? 2 : 1, kParts = kUnit / kSome;
   static constexpr int kSteps = few_steps_of(sizeof(T), kUnit);
-  // So few steps of floats lose less than half precision keeps.
+  // So few steps lose a few units of float's rounding of the terms, far less than half precision's.
   using Scan = ColumnScan<T, kStep, kBackward, kSome, false>;
   using Cell = typename Scan::Cell;
   using Acc = typename Types<T>::Acc;

@@ -39,7 +39,7 @@ enum class ColumnForm { kPlain, kRatios, kNext, kRatiosNext, kAll, kGradients, k
 constexpr bool is_gradient(ColumnForm form) {
   return form == ColumnForm::kGradients || form == ColumnForm::kAnyGradients;
 }
-// Whether the gates of a step may be its own, and whether all operands may be there.
+// Whether all operands may be there, and whether the gates of a step may be its own.
 constexpr bool has_all(ColumnForm form) { return form == ColumnForm::kAll || form == ColumnForm::kAnyGradients; }
 constexpr bool has_factors(ColumnForm form) {
   return has_all(form) || form == ColumnForm::kRatios || form == ColumnForm::kRatiosNext;
