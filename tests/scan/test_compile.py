@@ -15,6 +15,7 @@ from torch_dcs_ops import cumsum, discounted_cumsum
 from torch_dcs_ops.compile.passes.constant_discounts import give_numbers
 
 from scan.oracle import LAYOUTS, make, make_gamma, make_reset
+from support.packages import load_package
 from support.selection import slow
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -313,9 +314,8 @@ def test_export_keeps_the_ops(device: str, strict: bool) -> None:
 @pytest.mark.slow
 def test_ahead_of_time_inductor(device: str, tmp_path: Any) -> None:
     path = torch._inductor.aoti_compile_and_package(exported(device, False), package_path=str(tmp_path / "returns.pt2"))
-    model = torch._inductor.aoti_load_package(path)
     args = (make((4, 9), torch.float32, device), torch.rand(4, device=device))
-    torch.testing.assert_close(model(*args), Returns()(*args))
+    torch.testing.assert_close(load_package(path, device)(*args), Returns()(*args))
 
 
 def test_make_fx_sees_the_public_op(device: str) -> None:
