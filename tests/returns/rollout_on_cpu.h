@@ -133,7 +133,10 @@ class RolloutTrial {
   }
   // Of numbers of two bytes, what bfloat16 rounds to its largest one.
   static bool is_in_range(double number) {
-    constexpr double kMost = sizeof(T) == 8 ? DBL_MAX : sizeof(T) == 4 ? FLT_MAX : 0x1.ffp127;
+    constexpr double kMost = std::is_same_v<T, __half> ? 65520.0
+        : sizeof(T) == 8                               ? DBL_MAX
+        : sizeof(T) == 4                               ? FLT_MAX
+                                                       : 0x1.ffp127;
     return sizeof(T) == 2 ? std::abs(number) < kMost : std::abs(number) <= kMost;
   }
   // `carried`: over so many steps, each of which may round, as may a power of their gates.
@@ -252,9 +255,7 @@ class RolloutTrial {
       for (int64_t i = 0; i < c.inner; ++i) values.at(0, 0, i) = narrowed<T>(NAN);
   }
   void describe() {
-    p.dtype = sizeof(T) == 2 ? dcs::ElementType::BFloat16
-        : sizeof(T) == 4     ? dcs::ElementType::Float
-                             : dcs::ElementType::Double;
+    p.dtype = element_type_of<T>();
     p.outer = c.outer, p.length = c.length, p.inner = c.inner;
     p.rewards = {rewards.data, rewards.strides};
     if (c.values) p.values = {values.data, values.strides};

@@ -148,7 +148,7 @@ class Trial {
     memset(&gates.at(c.outer - 1, c.reverse ? c.length - 1 - n : n, c.inner - 1), 0xff, sizeof(T));
   }
   void describe() {
-    p.dtype = sizeof(T) == 2 ? ElementType::BFloat16 : sizeof(T) == 4 ? ElementType::Float : ElementType::Double;
+    p.dtype = trials::element_type_of<T>();
     p.outer = c.outer, p.length = c.length, p.inner = c.inner;
     p.reverse = c.reverse;
     p.shifted = c.shifted || c.backward;
@@ -232,8 +232,9 @@ class Trial {
     return c.initial ? widened(initial[static_cast<size_t>(o * c.inner + i)]) : 0.0;
   }
   static bool is_near(double found, double wanted, double scale) {
-    // Halves of float's range: what is beyond may be infinite.
-    if (std::abs(wanted) > 1.6e38 && std::isfinite(wanted) && sizeof(T) < 8) return !(std::abs(found) < 1.5e38);
+    // Halves of the type's range: what is beyond may be infinite.
+    const double most = std::is_same_v<T, __half> ? 65504.0 : sizeof(T) < 8 ? 3.4e38 : INFINITY;
+    if (std::abs(wanted) > 0.47 * most && std::isfinite(wanted)) return !(std::abs(found) < 0.44 * most);
     if (!std::isfinite(wanted)) return !std::isfinite(found);
     const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 2e-7 : 2e-12;
     return std::abs(found - wanted) <= eps * (std::abs(wanted) + 0.1 * scale);
@@ -363,4 +364,4 @@ Case draw(std::mt19937& random) {
 
 }  // namespace
 
-int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }
+int main(int count, char** arguments) { return trials::run_seeded<Trial, true>(count, arguments, draw); }

@@ -22,6 +22,14 @@ T narrowed(double value) {
   else if constexpr (kIsComplex<T>) return {value, 0.0};
   else return static_cast<T>(value);
 }
+// Of the types of trials.
+template <typename T>
+constexpr dcs::ElementType element_type_of() {
+  if (std::is_same_v<T, __half>) return dcs::ElementType::Half;
+  return sizeof(T) == 2 ? dcs::ElementType::BFloat16
+      : sizeof(T) == 4  ? dcs::ElementType::Float
+                        : dcs::ElementType::Double;
+}
 template <typename T>
 double widened(T value) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(value);
@@ -59,9 +67,9 @@ int run_all(int count, char** arguments, const Draw& draw, const Run& run) {
 }
 
 // The same where a case draws its tensors from a seed of its own: `Trial<T>(draw(random)).run()` is one.
-template <template <typename> class Trial, typename Draw>
+template <template <typename> class Trial, bool kHalf = false, typename Draw>
 int run_seeded(int count, char** arguments, const Draw& draw) {
-  return run_all(
+  return run_all<kHalf>(
       count, arguments, [&](int, std::mt19937& random) { return draw(random); },
       [](const auto& c, auto type, std::mt19937&) { return Trial<typename decltype(type)::type>(c).run(); });
 }
