@@ -137,5 +137,5 @@ bool rules_are_right() {
 int main(int count, char** arguments) {
   if (!rules_are_right()) return 1;
   if (count == 3 && !products_are_right(static_cast<unsigned>(std::atoi(arguments[2])))) return 1;
-  return trials::run_seeded<Trial>(count, arguments, draw);
+  return trials::run_seeded<Trial, true>(count, arguments, draw);
 }

@@ -135,4 +135,4 @@ trials::Rollout draw(std::mt19937& random) {
 
 }  // namespace
 
-int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }
+int main(int count, char** arguments) { return trials::run_seeded<Trial, true>(count, arguments, draw); }
