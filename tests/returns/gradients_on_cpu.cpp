@@ -92,7 +92,7 @@ class Trial : gradients::Ways<T> {
  private:
   void describe() {
     ReturnsGradientsProblem& g = gradients;
-    g.dtype = sizeof(T) == 2 ? ElementType::BFloat16 : sizeof(T) == 4 ? ElementType::Float : ElementType::Double;
+    g.dtype = trials::element_type_of<T>();
     g.outer = c.outer, g.length = c.length, g.inner = c.inner;
     g.steps = c.n;
     if (c.advantages) g.of_advantages = {advantages.data, advantages.strides};

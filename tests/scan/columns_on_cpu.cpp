@@ -233,8 +233,9 @@ class Trial {
   }
   static bool is_near(double found, double wanted, double scale) {
     // Halves of the type's range: what is beyond may be infinite.
-    const double most = std::is_same_v<T, __half> ? 65504.0 : sizeof(T) < 8 ? 3.4e38 : INFINITY;
-    if (std::abs(wanted) > 0.47 * most && std::isfinite(wanted)) return !(std::abs(found) < 0.44 * most);
+    constexpr bool kFloat16 = std::is_same_v<T, __half>;
+    constexpr double kHalf = kFloat16 ? 3.2e4 : 1.6e38, kLeast = kFloat16 ? 3e4 : 1.5e38;
+    if (std::abs(wanted) > kHalf && std::isfinite(wanted) && sizeof(T) < 8) return !(std::abs(found) < kLeast);
     if (!std::isfinite(wanted)) return !std::isfinite(found);
     const double eps = sizeof(T) == 2 ? 6e-3 : sizeof(T) == 4 ? 2e-7 : 2e-12;
     return std::abs(found - wanted) <= eps * (std::abs(wanted) + 0.1 * scale);

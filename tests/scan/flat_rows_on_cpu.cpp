@@ -105,10 +105,7 @@ class Trial {
   }
 
   void describe() {
-    p.dtype = sizeof(T) == 2 ? ElementType::BFloat16
-        : sizeof(T) == 4     ? ElementType::Float
-        : sizeof(T) == 8     ? ElementType::Double
-                             : ElementType::ComplexDouble;
+    p.dtype = trials::element_type_of<T>();
     p.outer = c.rows / inner();
     p.length = c.length;
     p.inner = inner();

@@ -173,6 +173,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   cudaError_t with_elements(const Run& run) const {
     return Base::template with_room<2, 4, kPackedElements>(p_.length, run);
   }
+
   bool is_packed_slab() const {
     return p_.inner > 1 && slab() * kSize <= kPackedSlabBytes && p_.length <= 32 * kPackedElements;
   }

@@ -25,6 +25,7 @@ T narrowed(double value) {
 // Of the types of trials.
 template <typename T>
 constexpr dcs::ElementType element_type_of() {
+  if (kIsComplex<T>) return dcs::ElementType::ComplexDouble;
   if (std::is_same_v<T, __half>) return dcs::ElementType::Half;
   return sizeof(T) == 2 ? dcs::ElementType::BFloat16
       : sizeof(T) == 4  ? dcs::ElementType::Float
