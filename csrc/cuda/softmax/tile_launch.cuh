@@ -47,6 +47,7 @@ class TileLaunch : protected ThreadLaunch<T> {
   static constexpr int64_t kFewBlocksBytes = 30 << 10;
   // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
   // tensor that is large.
+  static constexpr int64_t kSlabStepBytes = 1 << 10;  // of slabs of whole vectors, at most
   static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
 
   SoftmaxTiles<T> tiles() const {
@@ -241,8 +242,8 @@ class TileLaunch : protected ThreadLaunch<T> {
 
   cudaError_t run_columns() {
     if (const std::optional<cudaError_t> error = run_windows()) return *error;
-    // Slabs are read in whole vectors, which windows overlap.
-    if (!whole(p_.inner) && slab_unit() <= kTileThreads) return run_slabs();
+    // Slabs are read in whole vectors, which windows overlap. Short steps leave lanes of a window without a vector.
+    if ((!whole(p_.inner) || p_.inner * kSize <= kSlabStepBytes) && slab_unit() <= kTileThreads) return run_slabs();
     return run_column_chunks();
   }
 
