@@ -18,6 +18,7 @@ from ..common.launch import on_device
 from ..common.layout import HALF_DTYPES, Gates, Operand
 from . import half_precision
 from .columns import scan_columns
+from .flat_rows import flat_tile, run_flat_rows
 from .lookback import look_back_words, scan_lookback
 from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile
 from .tiles import scan_tiles
@@ -130,6 +131,10 @@ class _Problem(ScanProblem):
         block = self.column_block() if gradient == "none" else None
         if block is not None:
             self.run_columns(block)
+            return self.new((0, 1), self.accumulate_dtype)
+        flat = flat_tile(self) if gradient == "none" and self.in_rows else None
+        if flat is not None:
+            run_flat_rows(self, flat)
             return self.new((0, 1), self.accumulate_dtype)
         if self.in_rows:
             self.turn()

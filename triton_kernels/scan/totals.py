@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..common.launch import on_device
 from ..common.layout import Layout, read_gates
-from .gamma import LARGEST
 from .tile import backwards, unpack
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ BUSY_PROGRAMS = 1024
 # Blocks that are joined at a time.
 FOLD = 1024
 
+# Of float64.
+LARGEST = tl.constexpr(1.7976931348623157e308)
 # Of a part's gates: one is 0; one is not finite. And one of its steps has a reset: then nothing asks for its product.
 ZERO = tl.constexpr(1)
 ODD = tl.constexpr(2)

@@ -1,0 +1,114 @@
+"""Packed rows by the Triton kernel that takes them as one sequence: on a GPU or in the interpreter."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from torch_dcs_ops.reference.scan import ScanCall
+
+from scan.triton_cases import INTERPRETED, Case
+from support.subprocesses import rare
+
+pytest.importorskip("triton")
+kernel_test = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_triton_kernels.py"
+)
+
+
+@pytest.fixture
+def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """triton_kernels/scan/launch.py, installed or from the checkout."""
+    try:
+        return importlib.import_module("torch_dcs_ops.triton_kernels.scan.launch")
+    except ImportError:
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+        return importlib.import_module("triton_kernels.scan.launch")
+
+
+@pytest.fixture
+def taken(launchers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The tiles that were launched; few rows are many here."""
+    flat_rows = importlib.import_module(launchers.flat_tile.__module__)
+    tiles: list[object] = []
+    monkeypatch.setattr(flat_rows, "FEWEST_PROGRAMS", 1)
+    monkeypatch.setattr(
+        launchers, "run_flat_rows", lambda problem, tile: (tiles.append(tile), flat_rows.run_flat_rows(problem, tile))
+    )
+    return tiles
+
+
+# (reverse, shifted, started, resets)
+FORMS = [(False, False, False, False), (True, False, True, True), (True, True, False, True)]
+SHAPES = [(67, 45), (5, 23, 11), rare((1030, 4)), rare((29, 300)), rare((33, 128))]
+
+
+@kernel_test
+@pytest.mark.each_pair
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, rare(torch.float16), rare(torch.float64)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
+def test_every_form(
+    launchers: ModuleType, taken: list[object], shape: tuple[int, ...], gates: str, dtype: torch.dtype
+) -> None:
+    """Tiles of some rows, the last one not full."""
+    length, vector = shape[-1], 16 // dtype.itemsize
+    for reverse, shifted, started, resets in FORMS:
+        case = Case(shape, len(shape) - 1, dtype, gates, started=started, resets=resets)
+        if case.gamma is not None and dtype == torch.float32:
+            case.gamma = case.gamma.float()
+        taken.clear()
+        case.check(launchers, reverse, shifted)
+        # Of rows shorter than a vector none has a number of its own; plain ones of whole vectors are tiles of rows.
+        is_plain_vectors = length % 16 == 0 and not resets and gates != "step"
+        is_too_short = length < vector and (gates == "row" or started)
+        assert len(taken) == (0 if is_plain_vectors or is_too_short else 1)
+
+
+@kernel_test
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("gates", ["scalar", "row", "step"])
+def test_what_is_not_finite(launchers: ModuleType, taken: list[object], gates: str, reverse: bool) -> None:
+    """It is where the recurrence has it, and in no other row."""
+    case = Case((67, 45), 1, torch.float32, gates, resets=True)
+    case.x[3, 20], case.x[3, 25], case.x[66, 44] = float("inf"), float("-inf"), float("inf")
+    case.x[40, 0] = float("nan")
+    if case.gamma is not None:
+        case.gamma = case.gamma.float()
+        case.gamma[11] = float("inf")
+    case.check_non_finite(launchers, reverse)
+    assert len(taken) == 1
+
+
+@kernel_test
+def test_rows_that_it_leaves_to_others(launchers: ModuleType, taken: list[object]) -> None:
+    """Padded ones, behind an address that is no vector's, and float64 gammas of float32 rows."""
+    padded, behind, wide = Case((67, 48), 1), Case((68, 45), 1), Case((67, 45), 1, gates="row")
+    padded.x = padded.x[:, :45]
+    behind.x = behind.x.view(-1)[1:3016].view(67, 45)
+    for case in (padded, behind, wide):
+        case.check(launchers, False)
+    assert not taken
+
+
+def test_whole_rows_end_at_a_vector(launchers: ModuleType) -> None:
+    """In every tile, of which most lanes have steps."""
+    flat_rows = importlib.import_module(launchers.flat_tile.__module__)
+    found = 0
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        for length in range(4, 700):
+            x = torch.empty((200_000 // length * 40, length), dtype=dtype, device="meta")
+            call = ScanCall(None, 0.9, 1, False, False, None, x.bool(), None)
+            tile = launchers.flat_tile(launchers._Problem(x, x, call))
+            if tile is None:
+                continue
+            found += 1
+            room = 32 * tile.segments * tile.steps
+            assert tile.vector == 16 // dtype.itemsize
+            assert tile.rows * length % tile.vector == 0
+            assert flat_rows.LEAST_SHARE * room <= tile.rows * length <= room
+    assert found > 1000

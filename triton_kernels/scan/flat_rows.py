@@ -1,0 +1,303 @@
+"""Short rows of contiguous time, one behind the other in memory: a tile is one range of memory that holds whole rows.
+
+It is one sequence, whatever the rows' length, and a row's first step a reset: all lanes but the tile's last ones have
+steps, and all loads and stores are whole vectors, as a tile has as many rows as end at one. A thread has V successive
+steps, A of them a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.layout import Operand
+from .gamma import discounted, integer_power, load_gamma, power_of_two_power, rates, split_gamma
+from .problem import ScanProblem
+from .tile import backwards, group_totals, pack, replay, scan_lanes, unpack
+from .tiles import carry_groups, carry_segments
+
+# Rows of fewer steps, and fewer programs, are left to `scan_tiles`. A tile's share that has steps, at least; its
+# segments, a warp each.
+FEWEST_STEPS, FEWEST_PROGRAMS, LEAST_SHARE, SEGMENTS = 4, 160, 0.75, (4, 8)
+
+
+@triton.jit
+def vector_offsets(group, limit, m: tl.constexpr, V: tl.constexpr, A: tl.constexpr, REVERSE: tl.constexpr):
+    """Where vector `m` of each group (Q, J) is in the tile, (Q, J, A), and which of its elements exist."""
+    first = limit - (group + 1) * V if REVERSE else group * V
+    offset = first[:, :, None] + (m * A + tl.arange(0, A))[None, None, :]
+    if REVERSE:
+        return offset, offset >= 0
+    else:
+        return offset, offset < limit
+
+
+@triton.jit
+def load_groups(
+    at, group, limit, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, A: tl.constexpr, REVERSE: tl.constexpr
+):
+    """V tiles (Q, J) in scan order, of the `limit` elements from `at` on."""
+    steps = ()
+    for m in tl.static_range(V // A):
+        offset, exists = vector_offsets(group, limit, m, V, A, REVERSE)
+        steps = steps + unpack(tl.load(at + offset, mask=exists, other=0), Q, J, A)
+    if REVERSE:
+        steps = backwards(steps, V)
+    return steps
+
+
+@triton.jit
+def store_groups(at, limit, steps, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr):
+    """The inverse of `load_groups`, by way of shared memory: neighboring threads store neighboring vectors."""
+    if REVERSE:
+        steps = backwards(steps, V)
+    tile = tl.reshape(pack(steps, Q, J, V), (Q * J * V,)).to(at.dtype.element_ty)
+    n = tl.arange(0, Q * J * V)
+    if REVERSE:
+        offset = limit - (n // V + 1) * V + n % V
+        tl.store(at + offset, tile, mask=offset >= 0)
+    else:
+        tl.store(at + n, tile, mask=n < limit)
+
+
+@triton.jit
+def load_gate_steps(
+    at, group, limit, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, A: tl.constexpr, REVERSE: tl.constexpr,
+    SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """What V steps have as gates, or resets; SHIFTED: what the steps before them have in the order of the scan."""
+    own = load_groups(at, group, limit, Q, J, V, A, REVERSE)
+    if SHIFTED:
+        first = limit - group * V if REVERSE else group * V - 1
+        steps = (tl.load(at + first, mask=(group > 0) & (first >= 0) & (first < limit), other=0),)
+        for i in tl.static_range(V - 1):
+            steps = steps + (own[i],)
+        return steps
+    else:
+        return own
+
+
+@triton.jit
+def gates_of_rows(at, stride, row, rows, first_row, until, V: tl.constexpr, ACC: tl.constexpr, REVERSE: tl.constexpr):
+    """The gates of V steps, those from `until` on of the row behind `row`; no wider than ACC."""
+    this = tl.load(at + row_number(row, rows, first_row, REVERSE) * stride, mask=row < rows, other=0)
+    other = tl.load(at + row_number(row + 1, rows, first_row, REVERSE) * stride, mask=row + 1 < rows, other=0)
+    if ACC == tl.float32:  # noqa: SIM300
+        this, other = this.to(ACC), other.to(ACC)
+    gates = ()
+    for i in tl.static_range(V):
+        gates = gates + (tl.where(i < until, this, other),)
+    return gates
+
+
+@triton.jit
+def row_number(row, rows, first_row, REVERSE: tl.constexpr):
+    """Of a tile's row in scan order."""
+    if REVERSE:
+        return first_row + (rows - 1 - row)
+    else:
+        return first_row + row
+
+
+@triton.jit
+def scan_rows_of_tile(
+    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits, start_bits, T, vectors, limit, gamma_row, initial_row,
+    Q: tl.constexpr, V: tl.constexpr, A: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr,
+    REVERSE: tl.constexpr, SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """The program's tile of `limit` elements, one after every so many `vectors`. ALIGNED: it has all of these."""
+    J: tl.constexpr = 32
+    CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
+    KIND: tl.constexpr = "step" if GATES == "row" else GATES
+    count = vectors * A
+    if ALIGNED:
+        limit = count
+    base = tl.program_id(0).to(tl.int64) * count
+    lane = tl.arange(0, J)[None, :]
+    group = tl.arange(0, Q)[:, None] * J + lane
+
+    row = group * V // T
+    done = group * V - row * T
+    until = tl.where(done == 0, 0, T - done)  # the row's next first step, from the group's on
+    starts = start_bits << tl.minimum(until, 31)
+
+    values = load_groups(x_ptr + base, group, limit, Q, J, V, A, REVERSE)
+    rows = limit // T
+    first_row = tl.program_id(0).to(tl.int64) * (count // T)
+    gamma = load_gamma(x_ptr, gamma_bits, "scalar")
+    gates = (gamma,)
+    gate_rest = gamma
+    weight = gamma
+    lane_weight = gamma
+    if GATES == "scalar":
+        if ACC != tl.float64:  # noqa: SIM300
+            gate, gate_rest = split_gamma(gamma)
+            gates = (gate,)
+        weight = power_of_two_power(gamma, V, WIDE)
+        lane_weight = integer_power(weight, lane, 5, WIDE)
+    elif GATES == "step":
+        gates = load_gate_steps(gamma_ptr + base, group, limit, Q, J, V, A, REVERSE, SHIFTED)
+    elif GATES == "row":
+        gates = gates_of_rows(
+            gamma_ptr, gamma_row, row, rows, first_row, tl.where(done == 0, V, until), V, ACC, REVERSE
+        )
+    RATES: tl.constexpr = rates(x_ptr.dtype, x_ptr.dtype, KIND)
+    cuts = ()
+    for i in tl.static_range(V):
+        cuts = cuts + ((starts >> i) & 1,)
+    if RESET:
+        resets = load_gate_steps(reset_ptr + base, group, limit, Q, J, V, A, REVERSE, SHIFTED)
+        for i in tl.static_range(V):
+            cuts = cuts[:i] + (cuts[i] | resets[i].to(tl.int32),) + cuts[i + 1 :]
+    if HAS_INITIAL:
+        start_row = tl.where(done == 0, row, row + 1)
+        initial = tl.load(
+            initial_ptr + row_number(start_row, rows, first_row, REVERSE) * initial_row,
+            mask=(until < V) & (start_row < rows), other=0,
+        ).to(ACC)  # fmt: skip
+        started = ()
+        for i in tl.static_range(V):
+            value = values[i].to(ACC)
+            gate = gates[i if KIND == "step" else 0].to(ACC)
+            takes = until == i
+            if RESET:
+                takes = takes & (resets[i] == 0)
+            started = started + (tl.where(takes, discounted(value, initial, gate, gate_rest, RATES), value),)
+        values = started
+
+    total, product, cut = group_totals(values, gates, gate_rest, cuts, ACC, V, RATES, True)
+    if KIND != "step":
+        product = weight
+    total, product, cut = scan_lanes(total, product, cut, Q, J, KIND, True, WIDE)
+    segment_carry, _, _, _ = carry_segments(total, product, cut, tl.zeros((1, 1), CARRY), 1, Q, J, KIND, True, WIDE)
+    group_carry = carry_groups(total, product, cut, segment_carry, lane_weight, Q, J, ACC, KIND, True, WIDE)
+    results = replay(values, gates, gate_rest, cuts, group_carry, False, ACC, V, RATES, True, False)
+    store_groups(y_ptr + base, limit, results, Q, J, V, REVERSE)
+
+
+@triton.jit(do_not_specialize=["gamma_bits", "start_bits", "vectors", "total"])
+def scan_flat_rows(
+    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits: tl.int64, start_bits, T, vectors, total,
+    gamma_row, initial_row,
+    Q: tl.constexpr, V: tl.constexpr, A: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr,
+    REVERSE: tl.constexpr, SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr,
+):  # fmt: skip
+    """A program takes so many `vectors` of A elements, whole rows of T steps, of `total` elements.
+
+    Q segments of 32 groups of V steps hold them. x, y, gamma of GATES "step" and reset are packed, from an aligned
+    address on. Bit i of `start_bits`: i is a multiple of T, up to V. Row r's gamma of "row", and its initial value, is
+    at r times a stride; then V is at most T.
+    """
+    left = total - tl.program_id(0).to(tl.int64) * (vectors * A)
+    if left >= vectors * A:
+        scan_rows_of_tile(
+            x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits, start_bits, T, vectors, 0,
+            gamma_row, initial_row, Q, V, A, ACC, GATES, WIDE, REVERSE, SHIFTED, HAS_INITIAL, RESET, True,
+        )  # fmt: skip
+    else:
+        scan_rows_of_tile(
+            x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits, start_bits, T, vectors, left.to(tl.int32),
+            gamma_row, initial_row, Q, V, A, ACC, GATES, WIDE, REVERSE, SHIFTED, HAS_INITIAL, RESET, False,
+        )  # fmt: skip
+
+
+class FlatTile(NamedTuple):
+    rows: int
+    segments: int
+    steps: int  # of a thread
+    vector: int
+
+
+def flat_tile(problem: ScanProblem) -> FlatTile | None:
+    """The tile for rows that are short, many, and one behind the other, where it has as many programs as it takes."""
+    if not _lies_flat(problem):
+        return None
+    x, layout, kind = problem.x.tensor, problem.layout, problem.gates.kind
+    assert x is not None
+    plain = kind != "step" and problem.reset.tensor is None
+    if layout.length < FEWEST_STEPS or (plain and problem.tiling == "vectors"):
+        return None
+    vector = 16 // x.element_size()
+    steps = 8 if kind in ("row", "step") or x.element_size() == 8 else 16
+    if kind == "row" or problem.initial.tensor is not None:
+        # A group has steps of two rows at most.
+        steps = min(steps, 1 << (layout.length.bit_length() - 1))
+    while steps >= vector:
+        tile = _fullest_tile(layout.length, vector, steps)
+        if tile is not None and triton.cdiv(layout.rows, tile.rows) >= FEWEST_PROGRAMS:
+            return tile
+        steps //= 2
+    return None
+
+
+def _fullest_tile(length: int, vector: int, steps: int) -> FlatTile | None:
+    """Of those that end at a vector's end, the one with the fewest lanes without steps; shorter ones before others."""
+    whole = vector // math.gcd(vector, length)
+    best: FlatTile | None = None
+    for segments in SEGMENTS:
+        rows = segments * 32 * steps // length // whole * whole
+        if rows and (best is None or rows * best.segments > 1.05 * best.rows * segments):
+            best = FlatTile(rows, segments, steps, vector)
+    if best is None or best.rows * length < LEAST_SHARE * best.segments * 32 * steps:
+        return None
+    return best
+
+
+def _lies_flat(problem: ScanProblem) -> bool:
+    """Whether the kernel can take the problem, whatever its rows' length."""
+    gamma, gates, x = problem.gamma, problem.gates, problem.x.tensor
+    assert x is not None
+    of_steps = [problem.x, problem.y, problem.reset] + [gamma] * (gates.kind == "step")
+    of_rows = [problem.initial] + [gamma] * (gates.kind == "row")
+    # A float64 gamma of float32 rows has digits that a step's gate lacks.
+    is_wide = gates.kind == "row" and gamma.tensor is not None and gamma.tensor.dtype == torch.float64
+    if x.dtype == torch.int64 or (is_wide and x.dtype == torch.float32):
+        return False
+    return (
+        not (problem.shifted and problem.initial.tensor is not None)
+        and all(_is_packed(operand, problem) for operand in of_steps)
+        and all(_row_stride(operand, problem) is not None for operand in of_rows)
+    )
+
+
+def run_flat_rows(problem: ScanProblem, tile: FlatTile) -> None:
+    x, y, gamma, initial, reset, layout = (
+        problem.x, problem.y, problem.gamma, problem.initial, problem.reset, problem.layout,
+    )  # fmt: skip
+    gamma_row = _row_stride(gamma, problem) if problem.gates.kind == "row" else 0
+    starts = sum(1 << i for i in range(0, tile.steps, layout.length))
+    scan_flat_rows[(triton.cdiv(layout.rows, tile.rows),)](
+        x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor, problem.gates.bits, starts, layout.length,
+        tile.rows * layout.length // tile.vector, layout.rows * layout.length, gamma_row, _row_stride(initial, problem),
+        tile.segments, tile.steps, tile.vector, problem.accumulate, problem.gates.kind, problem.gates.wide,
+        problem.reverse, problem.shifted, initial.tensor is not None, reset.tensor is not None,
+        num_warps=tile.segments,
+    )  # fmt: skip
+
+
+def _is_packed(operand: Operand, problem: ScanProblem) -> bool:
+    """Whether rows lie one behind the other, from an aligned address on; no tensor does."""
+    layout = problem.layout
+    if operand.tensor is None:
+        return True
+    return (
+        operand.tensor.data_ptr() % 16 == 0
+        and operand.time == 1
+        and (layout.inner == 1 or operand.inner == layout.length)
+        and (layout.outer == 1 or operand.outer == layout.inner * layout.length)
+    )
+
+
+def _row_stride(operand: Operand, problem: ScanProblem) -> int | None:
+    """From a row's value to the next one's, if all are as far apart."""
+    layout = problem.layout
+    if operand.tensor is None or layout.rows == 1:
+        return 0
+    if layout.inner == 1:
+        return operand.outer
+    return operand.inner if layout.outer == 1 or operand.outer == operand.inner * layout.inner else None
