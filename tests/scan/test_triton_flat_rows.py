@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from torch_dcs_ops.reference.scan import ScanCall
 
@@ -36,9 +39,13 @@ def taken(launchers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[object
     flat_rows = importlib.import_module(launchers.flat_tile.__module__)
     tiles: list[object] = []
     monkeypatch.setattr(flat_rows, "FEWEST_PROGRAMS", 1)
-    monkeypatch.setattr(
-        launchers, "run_flat_rows", lambda problem, tile: (tiles.append(tile), flat_rows.run_flat_rows(problem, tile))
-    )
+
+    def run(problem: Any, tile: object, *operands: Any) -> Tensor:
+        tiles.append(tile)
+        sums: Tensor = flat_rows.run_flat_rows(problem, tile, *operands)
+        return sums
+
+    monkeypatch.setattr(launchers, "run_flat_rows", run)
     return tiles
 
 
@@ -67,6 +74,24 @@ def test_every_form(
         is_plain_vectors = length % 16 == 0 and not resets and gates != "step"
         is_too_short = length < vector and (gates == "row" or started)
         assert len(taken) == (0 if is_plain_vectors or is_too_short else 1)
+
+
+@kernel_test
+@pytest.mark.each_pair
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, rare(torch.float16), rare(torch.float64)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
+def test_gradients(
+    launchers: ModuleType, taken: list[object], shape: tuple[int, ...], gates: str, dtype: torch.dtype
+) -> None:
+    length, vector = shape[-1], 16 // dtype.itemsize
+    for reverse, started in itertools.product((False, True), repeat=2):
+        case = Case(shape, len(shape) - 1, dtype, gates, started=started, resets=reverse)
+        if case.gamma is not None and dtype == torch.float32:
+            case.gamma = case.gamma.float()
+        taken.clear()
+        case.check_backward(launchers, reverse)
+        assert len(taken) == (0 if length < vector and (gates == "row" or started) else 1)
 
 
 @kernel_test
@@ -103,7 +128,8 @@ def test_whole_rows_end_at_a_vector(launchers: ModuleType) -> None:
         for length in range(4, 700):
             x = torch.empty((200_000 // length * 40, length), dtype=dtype, device="meta")
             call = ScanCall(None, 0.9, 1, False, False, None, x.bool(), None)
-            tile = launchers.flat_tile(launchers._Problem(x, x, call))
+            none = launchers.Operand(None)
+            tile = launchers.flat_tile(launchers._Problem(x, x, call), none, none, "none")
             if tile is None:
                 continue
             found += 1

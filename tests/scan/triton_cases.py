@@ -125,7 +125,8 @@ class Case:
     def check_backward(self, launchers: ModuleType, reverse: bool) -> None:
         gates = expanded(self.gamma, self.value, self.x, self.dim)
         wide_initial = None if self.initial is None else self.initial.double()
-        output = recurrence(self.x.double(), gates, self.dim, reverse, False, wide_initial, self.reset).to(self.x.dtype)
+        values = recurrence(self.x.double(), gates, self.dim, reverse, False, wide_initial, self.reset)
+        output = torch.empty_like(self.x).copy_(values)
         grad, of, gamma, initial, reset = on_device(self.grad, output, self.gamma, self.initial, self.reset)
         call = ScanCall(gamma, self.value, self.dim, reverse, False, initial, reset, None)
         grad_input, grad_gamma = (result.cpu() for result in launchers.scan_gradients(grad, of, call))

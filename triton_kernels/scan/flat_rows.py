@@ -8,7 +8,7 @@ steps, A of them a vector.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -19,6 +19,9 @@ from .gamma import discounted, integer_power, load_gamma, power_of_two_power, ra
 from .problem import ScanProblem
 from .tile import backwards, group_totals, pack, replay, scan_lanes, unpack
 from .tiles import carry_groups, carry_segments
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Rows of fewer steps, and fewer programs, are left to `scan_tiles`. A tile's share that has steps, at least; its
 # segments, a warp each.
@@ -65,20 +68,23 @@ def store_groups(at, limit, steps, Q: tl.constexpr, J: tl.constexpr, V: tl.const
 
 
 @triton.jit
-def load_gate_steps(
-    at, group, limit, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, A: tl.constexpr, REVERSE: tl.constexpr,
-    SHIFTED: tl.constexpr,
-):  # fmt: skip
-    """What V steps have as gates, or resets; SHIFTED: what the steps before them have in the order of the scan."""
-    own = load_groups(at, group, limit, Q, J, V, A, REVERSE)
-    if SHIFTED:
-        first = limit - group * V if REVERSE else group * V - 1
-        steps = (tl.load(at + first, mask=(group > 0) & (first >= 0) & (first < limit), other=0),)
-        for i in tl.static_range(V - 1):
-            steps = steps + (own[i],)
-        return steps
-    else:
-        return own
+def steps_before(at, group, limit, own, V: tl.constexpr, REVERSE: tl.constexpr):
+    """What the steps before V steps have, in the order of the scan, of which these have `own`."""
+    place = limit - group * V if REVERSE else group * V - 1
+    steps = (tl.load(at + place, mask=(place >= 0) & (place < limit), other=0),)
+    for i in tl.static_range(V - 1):
+        steps = steps + (own[i],)
+    return steps
+
+
+@triton.jit
+def steps_behind(at, group, limit, own, V: tl.constexpr, REVERSE: tl.constexpr):
+    """What the steps behind V steps have."""
+    place = limit - (group + 1) * V - 1 if REVERSE else (group + 1) * V
+    steps = ()
+    for i in tl.static_range(V - 1):
+        steps = steps + (own[i + 1],)
+    return steps + (tl.load(at + place, mask=(place >= 0) & (place < limit), other=0),)
 
 
 @triton.jit
@@ -104,11 +110,62 @@ def row_number(row, rows, first_row, REVERSE: tl.constexpr):
 
 
 @triton.jit
+def gradients_of_rows(
+    grads, output_at, initial_ptr, resets, group, limit, until_end, ends, row, rows, first_row, initial_row,
+    Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, A: tl.constexpr, ACC: tl.constexpr, REVERSE: tl.constexpr,
+    HAS_INITIAL: tl.constexpr, RESET: tl.constexpr,
+):  # fmt: skip
+    """Each step's ``grad_input[t] * y[prev(t)]``: the adjoint runs the other way, y[prev(t)] is a step further on.
+
+    Bit i of `ends`: step i is its row's last one, which is multiplied with `initial`, or with nothing.
+    """
+    own = load_groups(output_at, group, limit, Q, J, V, A, REVERSE)
+    previous = steps_behind(output_at, group, limit, own, V, REVERSE)
+    initial = until_end
+    if HAS_INITIAL:
+        initial = tl.load(
+            initial_ptr + row_number(row, rows, first_row, REVERSE) * initial_row,
+            mask=(until_end < V) & (row < rows), other=0,
+        ).to(ACC)  # fmt: skip
+    products = ()
+    for i in tl.static_range(V):
+        is_end = (ends >> i) & 1 != 0
+        product = tl.where(is_end, 0, grads[i] * previous[i].to(ACC))
+        if HAS_INITIAL:
+            product = tl.where(is_end, grads[i] * initial, product)
+        if RESET:
+            product = tl.where(resets[i] != 0, 0, product)
+        products = products + (product,)
+    return products
+
+
+@triton.jit
+def store_row_sums(
+    sums_ptr, products, starts, ends, row, rows, first_row, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
+    ACC: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Sums over the steps of each row, by another scan, which the rows' last steps have the results of."""
+    one = products[0]  # for the gates, which a sum does not ask for
+    total, product, cut = group_totals(products, (one,), one, starts, ACC, V, "sum", True)
+    total, product, cut = scan_lanes(total, product, cut, Q, J, "sum", True, False)
+    nothing = tl.zeros((1, 1), tl.float64)
+    segment_carry, _, _, _ = carry_segments(total, product, cut, nothing, 1, Q, J, "sum", True, False)
+    carry = carry_groups(total, product, cut, segment_carry, one, Q, J, ACC, "sum", True, False)
+    sums = replay(products, (one,), one, starts, carry, False, ACC, V, "sum", True, False)
+    for i in tl.static_range(V):
+        if i > 0:
+            row += starts[i]
+        is_last = ((ends >> i) & 1 != 0) & (row < rows)
+        tl.store(sums_ptr + row_number(row, rows, first_row, REVERSE), sums[i], mask=is_last)
+
+
+@triton.jit
 def scan_rows_of_tile(
-    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits, start_bits, T, vectors, limit, gamma_row, initial_row,
+    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr, gamma_bits, start_bits, T, vectors,
+    limit, gamma_row, initial_row,
     Q: tl.constexpr, V: tl.constexpr, A: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr,
     REVERSE: tl.constexpr, SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    GRADIENT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """The program's tile of `limit` elements, one after every so many `vectors`. ALIGNED: it has all of these."""
     J: tl.constexpr = 32
@@ -141,7 +198,9 @@ def scan_rows_of_tile(
         weight = power_of_two_power(gamma, V, WIDE)
         lane_weight = integer_power(weight, lane, 5, WIDE)
     elif GATES == "step":
-        gates = load_gate_steps(gamma_ptr + base, group, limit, Q, J, V, A, REVERSE, SHIFTED)
+        gates = load_groups(gamma_ptr + base, group, limit, Q, J, V, A, REVERSE)
+        if SHIFTED:
+            gates = steps_before(gamma_ptr + base, group, limit, gates, V, REVERSE)
     elif GATES == "row":
         gates = gates_of_rows(
             gamma_ptr, gamma_row, row, rows, first_row, tl.where(done == 0, V, until), V, ACC, REVERSE
@@ -150,11 +209,16 @@ def scan_rows_of_tile(
     cuts = ()
     for i in tl.static_range(V):
         cuts = cuts + ((starts >> i) & 1,)
+    of_starts = cuts
+    own_resets = cuts
     if RESET:
-        resets = load_gate_steps(reset_ptr + base, group, limit, Q, J, V, A, REVERSE, SHIFTED)
+        resets = load_groups(reset_ptr + base, group, limit, Q, J, V, A, REVERSE)
+        own_resets = resets
+        if SHIFTED:
+            resets = steps_before(reset_ptr + base, group, limit, resets, V, REVERSE)
         for i in tl.static_range(V):
             cuts = cuts[:i] + (cuts[i] | resets[i].to(tl.int32),) + cuts[i + 1 :]
-    if HAS_INITIAL:
+    if HAS_INITIAL and GRADIENT == "none":
         start_row = tl.where(done == 0, row, row + 1)
         initial = tl.load(
             initial_ptr + row_number(start_row, rows, first_row, REVERSE) * initial_row,
@@ -178,31 +242,46 @@ def scan_rows_of_tile(
     group_carry = carry_groups(total, product, cut, segment_carry, lane_weight, Q, J, ACC, KIND, True, WIDE)
     results = replay(values, gates, gate_rest, cuts, group_carry, False, ACC, V, RATES, True, False)
     store_groups(y_ptr + base, limit, results, Q, J, V, REVERSE)
+    if GRADIENT != "none":
+        until_end = T - 1 - done
+        ends = start_bits << tl.minimum(until_end, 31)
+        products = gradients_of_rows(
+            results, output_ptr + base, initial_ptr, own_resets, group, limit, until_end, ends, row, rows, first_row,
+            initial_row, Q, J, V, A, ACC, REVERSE, HAS_INITIAL, RESET,
+        )  # fmt: skip
+        if GRADIENT == "step":
+            store_groups(gamma_grad_ptr + base, limit, products, Q, J, V, REVERSE)
+        else:
+            store_row_sums(gamma_grad_ptr, products, of_starts, ends, row, rows, first_row, Q, J, V, ACC, REVERSE)
 
 
 @triton.jit(do_not_specialize=["gamma_bits", "start_bits", "vectors", "total"])
 def scan_flat_rows(
-    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits: tl.int64, start_bits, T, vectors, total,
-    gamma_row, initial_row,
+    x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr, gamma_bits: tl.int64, start_bits,
+    T, vectors, total, gamma_row, initial_row,
     Q: tl.constexpr, V: tl.constexpr, A: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr,
     REVERSE: tl.constexpr, SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr,
+    GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """A program takes so many `vectors` of A elements, whole rows of T steps, of `total` elements.
 
-    Q segments of 32 groups of V steps hold them. x, y, gamma of GATES "step" and reset are packed, from an aligned
-    address on. Bit i of `start_bits`: i is a multiple of T, up to V. Row r's gamma of "row", and its initial value, is
-    at r times a stride; then V is at most T.
+    Q segments of 32 groups of V steps hold them. x, y, gamma of GATES "step", reset, output and gradients of GRADIENT
+    "step" (tiles.py) are packed, from an aligned address on; those of "sum" are one a row. Bit i of `start_bits`: i is
+    a multiple of T, up to V. Row r's gamma of "row", and its initial value, is at r times a stride; then V is at most
+    T.
     """
     left = total - tl.program_id(0).to(tl.int64) * (vectors * A)
     if left >= vectors * A:
         scan_rows_of_tile(
-            x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits, start_bits, T, vectors, 0,
-            gamma_row, initial_row, Q, V, A, ACC, GATES, WIDE, REVERSE, SHIFTED, HAS_INITIAL, RESET, True,
+            x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr, gamma_bits, start_bits, T,
+            vectors, 0, gamma_row, initial_row, Q, V, A, ACC, GATES, WIDE, REVERSE, SHIFTED, HAS_INITIAL, RESET,
+            GRADIENT, True,
         )  # fmt: skip
     else:
         scan_rows_of_tile(
-            x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, gamma_bits, start_bits, T, vectors, left.to(tl.int32),
-            gamma_row, initial_row, Q, V, A, ACC, GATES, WIDE, REVERSE, SHIFTED, HAS_INITIAL, RESET, False,
+            x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr, gamma_bits, start_bits, T,
+            vectors, left.to(tl.int32), gamma_row, initial_row, Q, V, A, ACC, GATES, WIDE, REVERSE, SHIFTED,
+            HAS_INITIAL, RESET, GRADIENT, False,
         )  # fmt: skip
 
 
@@ -213,17 +292,20 @@ class FlatTile(NamedTuple):
     vector: int
 
 
-def flat_tile(problem: ScanProblem) -> FlatTile | None:
-    """The tile for rows that are short, many, and one behind the other, where it has as many programs as it takes."""
-    if not _lies_flat(problem):
+def flat_tile(problem: ScanProblem, output: Operand, grad: Operand, gradient: str) -> FlatTile | None:
+    """The tile for rows that are short, many, and one behind the other, where it has as many programs as it takes.
+
+    `output`, `grad`, `gradient`: of `run_flat_rows`.
+    """
+    if not (problem.in_rows and _lies_flat(problem, output, grad, gradient)):
         return None
     x, layout, kind = problem.x.tensor, problem.layout, problem.gates.kind
     assert x is not None
-    plain = kind != "step" and problem.reset.tensor is None
+    plain = kind != "step" and problem.reset.tensor is None and gradient == "none"
     if layout.length < FEWEST_STEPS or (plain and problem.tiling == "vectors"):
         return None
     vector = 16 // x.element_size()
-    steps = 8 if kind in ("row", "step") or x.element_size() == 8 else 16
+    steps = 8 if kind in ("row", "step") or x.element_size() == 8 or gradient != "none" else 16
     if kind == "row" or problem.initial.tensor is not None:
         # A group has steps of two rows at most.
         steps = min(steps, 1 << (layout.length.bit_length() - 1))
@@ -248,36 +330,40 @@ def _fullest_tile(length: int, vector: int, steps: int) -> FlatTile | None:
     return best
 
 
-def _lies_flat(problem: ScanProblem) -> bool:
+def _lies_flat(problem: ScanProblem, output: Operand, grad: Operand, gradient: str) -> bool:
     """Whether the kernel can take the problem, whatever its rows' length."""
     gamma, gates, x = problem.gamma, problem.gates, problem.x.tensor
     assert x is not None
-    of_steps = [problem.x, problem.y, problem.reset] + [gamma] * (gates.kind == "step")
+    of_steps = [problem.x, problem.y, problem.reset, output, grad] + [gamma] * (gates.kind == "step")
     of_rows = [problem.initial] + [gamma] * (gates.kind == "row")
     # A float64 gamma of float32 rows has digits that a step's gate lacks.
     is_wide = gates.kind == "row" and gamma.tensor is not None and gamma.tensor.dtype == torch.float64
     if x.dtype == torch.int64 or (is_wide and x.dtype == torch.float32):
         return False
     return (
-        not (problem.shifted and problem.initial.tensor is not None)
+        not (problem.shifted and problem.initial.tensor is not None and gradient == "none")
         and all(_is_packed(operand, problem) for operand in of_steps)
         and all(_row_stride(operand, problem) is not None for operand in of_rows)
     )
 
 
-def run_flat_rows(problem: ScanProblem, tile: FlatTile) -> None:
+def run_flat_rows(problem: ScanProblem, tile: FlatTile, output: Operand, grad: Operand, gradient: str) -> Tensor:
+    """As `run_tiles` in launch.py."""
     x, y, gamma, initial, reset, layout = (
         problem.x, problem.y, problem.gamma, problem.initial, problem.reset, problem.layout,
     )  # fmt: skip
     gamma_row = _row_stride(gamma, problem) if problem.gates.kind == "row" else 0
     starts = sum(1 << i for i in range(0, tile.steps, layout.length))
+    sums = problem.new((layout.rows if gradient == "sum" else 0, 1), problem.accumulate_dtype)
     scan_flat_rows[(triton.cdiv(layout.rows, tile.rows),)](
-        x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor, problem.gates.bits, starts, layout.length,
-        tile.rows * layout.length // tile.vector, layout.rows * layout.length, gamma_row, _row_stride(initial, problem),
-        tile.segments, tile.steps, tile.vector, problem.accumulate, problem.gates.kind, problem.gates.wide,
-        problem.reverse, problem.shifted, initial.tensor is not None, reset.tensor is not None,
-        num_warps=tile.segments,
+        x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor, output.tensor,
+        sums if gradient == "sum" else grad.tensor, problem.gates.bits, starts,
+        layout.length, tile.rows * layout.length // tile.vector, layout.rows * layout.length, gamma_row,
+        _row_stride(initial, problem), tile.segments, tile.steps, tile.vector, problem.accumulate, problem.gates.kind,
+        problem.gates.wide, problem.reverse, problem.shifted, initial.tensor is not None, reset.tensor is not None,
+        gradient, num_warps=tile.segments,
     )  # fmt: skip
+    return sums
 
 
 def _is_packed(operand: Operand, problem: ScanProblem) -> bool:

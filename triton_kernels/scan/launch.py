@@ -132,10 +132,10 @@ class _Problem(ScanProblem):
         if block is not None:
             self.run_columns(block)
             return self.new((0, 1), self.accumulate_dtype)
-        flat = flat_tile(self) if gradient == "none" and self.in_rows else None
+        operands = (self.steps(output), self.steps(grad_gamma), gradient)
+        flat = flat_tile(self, *operands)
         if flat is not None:
-            run_flat_rows(self, flat)
-            return self.new((0, 1), self.accumulate_dtype)
+            return run_flat_rows(self, flat, *operands)[:, 0]
         if self.in_rows:
             self.turn()
         long_rows = self.layout.length > LONGEST_TILE and self.in_rows
