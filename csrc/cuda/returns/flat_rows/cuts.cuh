@@ -14,9 +14,12 @@ struct FlatLaneCuts {
   static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
   static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
   static constexpr bool kAll = kForm == FlatForm::kAll || kForm == FlatForm::kAnyGradients,
-                        kRows = kForm == FlatForm::kRows || kForm == FlatForm::kRowRatios,
+                        kRows = kForm == FlatForm::kRows || kForm == FlatForm::kRowRatios ||
+      kForm == FlatForm::kRowGradients,
+                        kSteps = kForm == FlatForm::kSteps || kForm == FlatForm::kStepGradients,
                         kRatios = kForm == FlatForm::kRatios || kForm == FlatForm::kRowRatios || kAll,
-                        kKnownOwn = kForm == FlatForm::kOwn || (kRatios && !kAll);
+                        kFactors = kRatios || kSteps,  // gates of a row's steps may differ
+      kKnownOwn = kForm == FlatForm::kOwn || (kRatios && !kAll);
   static_assert(kOwn < 32);
   const FlatReturnsParams<T>& p;
   const Slice& slice;
@@ -40,7 +43,7 @@ struct FlatLaneCuts {
         lane(of.lane) {}
 
   __device__ __forceinline__ bool has_own() const {
-    if constexpr (kAll || kForm == FlatForm::kRows) return p.has_own_values;
+    if constexpr (kAll || kSteps || kForm == FlatForm::kRows) return p.has_own_values;
     return kKnownOwn;
   }
 
@@ -64,10 +67,17 @@ struct FlatLaneCuts {
       memcpy(&raw, &words, sizeof raw);
       unpack(raw, to);
     } else {
-      const Vector<E, 16 / sizeof(E)>* const from = reinterpret_cast<const Vector<E, 16 / sizeof(E)>*>(here + slot) +
-          (lane * kVectors + k) * (kVec * sizeof(E) / 16);
+      // In whole words of 16 bytes: lanes' single elements would lie in few banks.
+      constexpr int kOf = 16 / sizeof(E), kWords = kVec / kOf;
+      const uint4* const from = reinterpret_cast<const uint4*>(here + slot) + (lane * kVectors + k) * kWords;
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) to[i] = cast<Acc>(from[i * sizeof(E) / 16].get(i % (16 / sizeof(E))));
+      for (int w = 0; w < kWords; ++w) {
+        const uint4 words = from[w];
+        E elements[kOf];
+        memcpy(elements, &words, sizeof words);
+#pragma unroll
+        for (int i = 0; i < kOf; ++i) to[w * kOf + i] = cast<Acc>(elements[i]);
+      }
     }
   }
 
@@ -87,6 +97,13 @@ struct FlatLaneCuts {
       if constexpr (kAll) fill(to.ratios, 1);
       if (!kAll || p.slots.rhos >= 0) read<T>(p.slots.rhos, k, to.ratios);
     }
+    if constexpr (kSteps) fill(to.ratios, 1), fill(to.traces, 1);
+    // Those of gradients come converted.
+    if constexpr (kForm == FlatForm::kStepGradients) read<Acc>(p.slots.gamma, k, to.gammas);
+    if constexpr (kForm == FlatForm::kSteps) {
+      if (sizeof(T) == 2 && p.gamma_is_narrow) read<T>(p.slots.gamma, k, to.gammas);
+      else read<Acc>(p.slots.gamma, k, to.gammas);
+    }
     if constexpr (kAll) {
       const auto read_rates = [&](int slot, bool is_narrow, Acc(&rates)[kVec]) {
         fill(rates, 1);
@@ -100,6 +117,7 @@ struct FlatLaneCuts {
   }
   // What a step's gate has beside its row's.
   __device__ __forceinline__ Acc factor(const Factors& of, int j) const {
+    if constexpr (kSteps) return of.gammas[j];
     const Acc of_ratio = clipped(of.ratios[j], p.clip_c);
     if constexpr (kAll) return of.gammas[j] * of.traces[j] * of_ratio;
     return of_ratio;

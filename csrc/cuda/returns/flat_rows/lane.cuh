@@ -20,7 +20,8 @@ struct FlatCarry {
 template <typename T, FlatForm kForm, int kVectors>
 struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using Cuts = FlatLaneCuts<T, kForm, kVectors>;
-  using Cuts::Cuts, Cuts::kAll, Cuts::kRows, Cuts::kRatios, Cuts::kKnownOwn, Cuts::kVec, Cuts::kOwn, Cuts::kVecBits;
+  using Cuts::Cuts, Cuts::kAll, Cuts::kRows, Cuts::kSteps, Cuts::kRatios, Cuts::kFactors, Cuts::kKnownOwn, Cuts::kVec,
+      Cuts::kOwn, Cuts::kVecBits;
   using Cuts::p, Cuts::here, Cuts::last_values, Cuts::own_rows, Cuts::lane, Cuts::behind_row, Cuts::ends, Cuts::cuts,
       Cuts::drops, Cuts::has_own, Cuts::clamped_row, Cuts::chunk, Cuts::keep, Cuts::read_factors, Cuts::factor;
   using typename Cuts::Acc;
@@ -31,7 +32,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using typename Cuts::StepGate;
   // What floats lose between lanes is far below what half precision keeps, too.
   static constexpr bool kShort = sizeof(T) == 2;
-  using Wide = std::conditional_t<kShort && !kRatios && !kRows, float, double>;
+  using Wide = std::conditional_t<kShort && !kFactors && !kRows, float, double>;
 
   __device__ __forceinline__ void find_cuts() {
     const uint32_t terminates = this->read_flags(p.slots.terminated, p.terminated_is_bool),
@@ -40,7 +41,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     drops = p.is_shifted ? flags : terminates;
     // Without values there are those behind rows.
     if (!kKnownOwn && p.has_no_values) drops |= ~ends;
-    if constexpr (!kKnownOwn && !kAll) {
+    if constexpr (!kKnownOwn && !kAll && !kSteps) {
       if (p.rest_is_nothing) drops |= ~cuts;
       if (p.gamma_is_nothing) drops |= cuts;
     }
@@ -61,12 +62,12 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
       rest = at.p.rates.rest;
       if constexpr (kShort) gate = {at.p.gate};
       else gate = at.p.rates.gate;
-      at.keep(gamma);
-      if constexpr (!kKnownOwn) at.keep(rest);
+      if constexpr (!kSteps) at.keep(gamma);
+      if constexpr (!kKnownOwn && !kSteps) at.keep(rest);
       at.keep(gate.value);
       if constexpr (std::is_same_v<StepGate, Gate<float>>) at.keep(gate.rest);
+      if constexpr (kAll || kSteps) trace = at.p.rates.trace;
       if constexpr (kAll) {
-        trace = at.p.rates.trace;
         if (at.p.row_rates) enter();
       }
     }
@@ -83,12 +84,18 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   // The lane's total from nothing; in `gates` what takes a carry over it where it has no cut and gates differ. In
   // `steps` what each step adds or, where gates do not differ, the sums from nothing.
   __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
-    // Twice the code is worth it in few forms, and in double.
-    if constexpr (kRows || (kAll && sizeof(T) < 8)) return total_in(steps, gates, p.is_shifted);
-    else return p.is_shifted ? total_in(steps, gates, std::true_type{}) : total_in(steps, gates, std::false_type{});
+    // Twice the code is worth it in few forms, and in double; four times where a step's weight is made of its own
+    // gamma.
+    const auto either = [&](auto owns) {
+      return p.is_shifted ? total_in(steps, gates, std::true_type{}, owns)
+                          : total_in(steps, gates, std::false_type{}, owns);
+    };
+    if constexpr (kRows || (kAll && sizeof(T) < 8)) return total_in(steps, gates, p.is_shifted, has_own());
+    else if constexpr (kSteps) return has_own() ? either(std::true_type{}) : either(std::false_type{});
+    else return either(has_own());
   }
-  template <typename Shifted>
-  __device__ __forceinline__ Acc total_in(Steps& steps, double& gates, Shifted is_shifted) const {
+  template <typename Shifted, typename Owns>
+  __device__ __forceinline__ Acc total_in(Steps& steps, double& gates, Shifted is_shifted, Owns owns) const {
     RowCursor rows(*this);
     Acc y = 0, product = 1, after = 0;
     int row = behind_row;
@@ -97,7 +104,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     for (int k = kVectors - 1; k >= 0; --k) {
       Acc rewards[kVec], values[kVec] = {}, next[kVec];
       this->template read<T>(p.slots.rewards, k, rewards);
-      if (is_shifted || has_own()) this->template read<T>(p.slots.values, k, values);
+      if (is_shifted || owns) this->template read<T>(p.slots.values, k, values);
       if (is_shifted) {
 #pragma unroll
         for (int j = 0; j < kVec; ++j) next[j] = j + 1 < kVec ? values[(j + 1) % kVec] : after;
@@ -121,7 +128,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
           }
           there.move_to(i);
           const Acc value = last_values[clamped_row(--row)];
-          if (!leaves_out(there, factors, i, drops)) rewards[j] += weight_of(there, factors, i) * value;
+          if (!leaves_out(there, factors, i, drops, owns)) rewards[j] += weight_of(there, factors, i, owns) * value;
         }
       }
 #pragma unroll
@@ -130,12 +137,12 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
         const bool is_cut = i == kOwn - 1 || cuts >> i & 1;
         rows.move_to(i);
         Acc difference = rewards[j];
-        if (!leaves_out(rows, factors, i, is_shifted ? drops | ends : drops))
-          difference += weight_of(rows, factors, i) * next[j];
-        if (has_own()) difference -= values[j];
-        if constexpr (kRatios) {
+        if (!leaves_out(rows, factors, i, is_shifted ? drops | ends : drops, owns))
+          difference += weight_of(rows, factors, i, owns) * next[j];
+        if (owns) difference -= values[j];
+        if constexpr (kFactors) {
           steps[i] = difference;
-          const Acc own_factor = factor(factors, j), delta = difference * clipped(factors.ratios[j], p.clip_rho);
+          const Acc own_factor = factor(factors, j), delta = weighed(difference, factors, j);
           product *= own_factor;
           const Acc next = rows.gate.step(delta, own_factor * y);
           y = is_cut ? delta : next;
@@ -145,7 +152,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
         }
       }
     }
-    if constexpr (kRatios) {
+    if constexpr (kFactors) {
       double power = p.powers[0];
       if constexpr (kAll) {
         if (p.row_rates) power = row_power();
@@ -159,10 +166,20 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ double row_power() const {
     return whole_power(carried_by(own_rows[clamped_row(behind_row)].gate), static_cast<unsigned>(kOwn));
   }
+  // A step's difference in what is carried.
+  __device__ __forceinline__ Acc weighed(Acc difference, const Factors& factors, int j) const {
+    if constexpr (kRatios) return difference * clipped(factors.ratios[j], p.clip_rho);
+    return difference;
+  }
   // Of the next state's value.
-  __device__ __forceinline__ Acc weight_of(const RowCursor& rows, const Factors& factors, int i) const {
-    const bool takes_all = (!kRows && has_own()) || (cuts >> i & 1);
+  template <typename Owns>
+  __device__ __forceinline__ Acc weight_of(const RowCursor& rows, const Factors& factors, int i, Owns owns) const {
+    const bool takes_all = (!kRows && owns) || (cuts >> i & 1);
     Acc gamma = rows.gamma, rest = rows.rest;
+    if constexpr (kSteps) {
+      gamma = factors.gammas[i % kVec];
+      rest = gamma - gamma * rows.trace;
+    }
     if constexpr (kAll) {
       // Discounts that are no step's are 1 in `factors`, those of steps in `rows`.
       gamma *= factors.gammas[i % kVec];
@@ -171,9 +188,11 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     }
     return takes_all ? gamma : rest;
   }
-  __device__ __forceinline__ bool leaves_out(const RowCursor& rows, const Factors& factors, int i, uint32_t out) const {
-    if constexpr (!kKnownOwn && (kAll || kRows)) {
-      if (!has_own() && weight_of(rows, factors, i) == Acc(0)) return true;
+  template <typename Owns>
+  __device__ __forceinline__ bool leaves_out(
+      const RowCursor& rows, const Factors& factors, int i, uint32_t out, Owns owns) const {
+    if constexpr (!kKnownOwn && (kAll || kRows || kSteps)) {
+      if (!owns && weight_of(rows, factors, i, owns) == Acc(0)) return true;
     }
     return out >> i & 1;
   }
@@ -195,7 +214,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed >> lane;
     const int reach = ahead ? __ffs(static_cast<int>(ahead)) - 1 : 31 - lane;
     double row_powers[6] = {};
-    if constexpr (kRows && !kRatios) {
+    if constexpr (kRows && !kFactors) {
       row_powers[0] = row_power();
 #pragma unroll
       for (int j = 1; j < 6; ++j) row_powers[j] = power_mul(row_powers[j - 1], row_powers[j - 1]);
@@ -209,14 +228,14 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;
       const Wide other = shuffle_down(total, d);
-      if (reach >= d) total = fold(total, kRatios ? gates : power(j), other);
-      if constexpr (kRatios) {
+      if (reach >= d) total = fold(total, kFactors ? gates : power(j), other);
+      if constexpr (kFactors) {
         const Wide others = shuffle_down(gates, d);
         if (reach >= d) gates = power_mul(gates, others);
       }
     }
     carry.before = shuffle_down(total, 1);
-    if constexpr (kRatios) {
+    if constexpr (kFactors) {
       carry.weight = shuffle_down(gates, 1);
     } else {
       carry.weight = 1;
@@ -227,12 +246,12 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     }
     if (lane == 31) carry.before = 0, carry.weight = 1;
     carry.enters = (ahead >> 1) == 0;
-    return {total, kRatios ? gates : power(5), closed != 0};
+    return {total, kFactors ? gates : power(5), closed != 0};
   }
 
   // The results from the carry into the lane, in the place of operands.
   __device__ __forceinline__ void finish(Steps& steps, Acc y) const {
-    if constexpr (!kRatios) {
+    if constexpr (!kFactors) {
       // Behind the last cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
       const uint32_t open = cuts ? ~((2u << (31 - __clz(static_cast<int>(cuts)))) - 1) : ~0u;
       if constexpr (kRows) {
@@ -254,7 +273,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
 #pragma unroll
     for (int k = kVectors - 1; k >= 0; --k) {
       Acc advantages[kVec], pg[kVec];
-      if constexpr (kRatios) {
+      if constexpr (kFactors) {
         Factors factors;
         read_factors(k, factors);
 #pragma unroll
@@ -265,11 +284,11 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
           const Acc difference = steps[i];
           Acc of_row = 1;
           if constexpr (kAll) of_row = factors.gammas[j] * factors.traces[j];
-          const Acc delta = difference * clipped(factors.ratios[j], p.clip_rho);
+          const Acc delta = weighed(difference, factors, j);
           // Both are formed in any case: a branch a step would take longer.
           const Acc with_carry = rows.gate.step(difference, of_row * y),
                     next = rows.gate.step(delta, factor(factors, j) * y);
-          pg[j] = clipped(factors.ratios[j], p.clip_pg) * (is_cut ? difference : with_carry);
+          if constexpr (kRatios) pg[j] = clipped(factors.ratios[j], p.clip_pg) * (is_cut ? difference : with_carry);
           y = is_cut ? delta : next;
           advantages[j] = y;
         }

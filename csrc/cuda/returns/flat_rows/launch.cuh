@@ -25,6 +25,7 @@ FlatReturnsKernel<T> flat_returns_kernel_of(FlatForm form, const FlatReturnsPlan
     case FlatForm::kLambda: return flat_returns_kernel_in<T, FlatForm::kLambda>(plan);
     case FlatForm::kRatios: return flat_returns_kernel_in<T, FlatForm::kRatios>(plan);
     case FlatForm::kRows: return flat_returns_kernel_in<T, FlatForm::kRows>(plan);
+    case FlatForm::kSteps: return flat_returns_kernel_in<T, FlatForm::kSteps>(plan);
     case FlatForm::kRowRatios: return flat_returns_kernel_in<T, FlatForm::kRowRatios>(plan);
     default: return flat_returns_kernel_in<T, FlatForm::kAll>(plan);
   }

@@ -29,13 +29,13 @@ FlatGradientsParams<T> flat_gradients_params(
 template <typename T, FlatForm kForm, int kVectors>
 struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   using Cuts = FlatLaneCuts<T, kForm, kVectors>;
-  using Cuts::kAll, Cuts::kVec, Cuts::kOwn, Cuts::kOwnBits;
+  using Cuts::kAll, Cuts::kRows, Cuts::kSteps, Cuts::kFactors, Cuts::kVec, Cuts::kOwn, Cuts::kOwnBits;
   using Cuts::last_values, Cuts::lane, Cuts::cuts, Cuts::behind_row, Cuts::ends, Cuts::slice, Cuts::chunk, Cuts::here;
   using typename Cuts::Acc;
   using typename Cuts::Factors;
   static constexpr bool kGoesBack = false, kShort = sizeof(T) == 2;
-  using Wide = std::conditional_t<kShort && !kAll, float, double>;
-  // The sums from nothing; nothing where gates differ.
+  using Wide = std::conditional_t<kShort && !kFactors && !kRows, float, double>;
+  // The sums from nothing; where gates differ, what each step adds, or nothing.
   using Steps = Acc[kAll ? 1 : kOwn];
 
   const FlatGradientsParams<T>& p;
@@ -71,6 +71,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     if constexpr (kAll)
       before = {0, cast<Acc>(read(p.rhos, cast<T>(Acc(1)))), cast<Acc>(read(p.of_pg, T{})), of_step(p.gamma),
           of_step(p.trace)};
+    if constexpr (kSteps) before.gamma = of_step(p.gamma);
     before.flags = (is_end ? 1u : 0u) | (is_lacking ? 2u : 0u);
   }
   // The same of other lanes, from the slice.
@@ -80,6 +81,10 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       if (slot < 0) return cast<Acc>(otherwise);
       return cast<Acc>(reinterpret_cast<const decltype(otherwise)*>(here + slot)[lane * kOwn - 1]);
     };
+    if constexpr (kSteps) {
+      before.gamma = read(p.slots.gamma, Acc(1));
+      return;
+    }
     before = {before.flags, read(p.slots.rhos, cast<T>(Acc(1))), read(p.slots.next_values, T{}),
         read(p.slots.gamma, Acc(1)), read(p.slots.trace, Acc(1))};
   }
@@ -90,7 +95,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     lacks = p.ends_lack ? of_steps : this->read_flags(p.slots.truncated, true);
     const uint32_t flags = __shfl_up_sync(0xffffffffu, (of_steps >> kLast & 1) | (lacks >> kLast & 1) << 1, 1);
     if (lane != 0) before.flags = flags;
-    if constexpr (kAll) find_factors_before();
+    if constexpr (kFactors) find_factors_before();
     const uint32_t starts = ends << 1 | (this->position_of(lane * kOwn).done == 0 ? 1 : 0);
     cuts = (of_steps << 1 | (before.flags & 1) | starts) & kOwnBits;
     // Nothing of a row is another's.
@@ -111,29 +116,51 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       trace = at.p.rates.trace;
       if constexpr (kShort) gate = {at.p.gate};
       else gate = at.p.rates.gate;
+      if constexpr (kRows) this->take(at, row);
       if constexpr (kAll) {
         if (at.p.row_rates) this->take(at, row);
       }
     }
     // From the lane's step before.
     __device__ __forceinline__ void move_to(int step) {
-      if constexpr (kAll) {
-        if (at.p.row_rates && step > 0 && at.ends >> (step - 1) & 1) ++row, this->take(at, row);
+      if constexpr (kAll || kRows) {
+        if ((kRows || at.p.row_rates) && step > 0 && at.ends >> (step - 1) & 1) ++row, this->take(at, row);
+      }
+    }
+    // Those of a vector's steps. Few vectors have steps of two rows: a question a step would take longer.
+    __device__ __forceinline__ void of_vector(int k, Rates (&to)[kVec]) {
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) to[j] = *this;
+      if constexpr (kRows) {
+        if (!(at.ends << 1 >> (k * kVec) & Cuts::kVecBits)) return;
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+          move_to(k * kVec + j);
+          to[j] = *this;
+        }
       }
     }
   };
 
-  using Weights = GradientWeights<Acc>;
+  using Weights = std::conditional_t<kSteps, GammaWeights<Acc>, GradientWeights<Acc>>;
   __device__ __forceinline__ Weights weights_of(Acc rho, Acc of_pg, Acc gamma, Acc trace) const {
+    if constexpr (kSteps) return {gamma};
+    else return all_weights_of(rho, of_pg, gamma, trace);
+  }
+  __device__ __forceinline__ GradientWeights<Acc> all_weights_of(Acc rho, Acc of_pg, Acc gamma, Acc trace) const {
     const Acc policy = p.slots.next_values >= 0 ? clipped(rho, p.clip_pg) * of_pg : Acc(0);
     return gradient_weights(clipped(rho, p.clip_rho), clipped(rho, p.clip_c), policy, gamma * trace);
   }
   __device__ __forceinline__ Weights weights_before() const {
     return weights_of(before.ratio, before.of_pg, before.gamma, before.trace);
   }
-  __device__ __forceinline__ Acc of_next(
-      bool is_lacking, bool is_heavy, const RowCursor& rows, Acc step_gamma, Acc step_trace, Acc base) const {
+  __device__ __forceinline__ Acc of_next(bool is_lacking, bool is_heavy, const typename Cuts::RowRates& rows,
+      Acc step_gamma, Acc step_trace, Acc base) const {
     Acc gamma = rows.gamma, rest = rows.rest;
+    if constexpr (kSteps) {
+      gamma = step_gamma;
+      rest = gamma - gamma * rows.trace;
+    }
     if constexpr (kAll) {
       gamma *= step_gamma;
       const Acc of_step = gamma - gamma * (rows.trace * step_trace);
@@ -157,28 +184,30 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ void read_all_factors(int k, Factors& factors, Acc (&of_pg)[kVec]) const {
     this->read_factors(k, factors);
     this->fill(of_pg, 0);
-    if (p.slots.next_values >= 0) this->template read<T>(p.slots.next_values, k, of_pg);
+    if (kAll && p.slots.next_values >= 0) this->template read<T>(p.slots.next_values, k, of_pg);
   }
 
   // The lane's total from nothing, in `steps` the sums; in `gates` what takes a carry over it where gates differ.
   __device__ __forceinline__ Acc total(Steps& steps, double& gates) const {
-    if constexpr (kAll) return total_of_factors(gates);
-    const RowCursor rows(*this);
+    if constexpr (kFactors) return total_of_factors(steps, gates);
+    RowCursor rows(*this);
     Acc y = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       Acc first[kVec], given[kVec];
       read_given(k, first, given);
+      typename Cuts::RowRates rates[kVec];
+      rows.of_vector(k, rates);
 #pragma unroll
       for (int j = 0; j < kVec; ++j) {
         const int i = k * kVec + j;
-        if (i > 0 && !(cuts >> i & 1)) given[j] = rows.gate.step(given[j], y);
+        if (i > 0 && !(cuts >> i & 1)) given[j] = rates[j].gate.step(given[j], y);
         steps[kAll ? 0 : i] = y = given[j];
       }
     }
     return y;
   }
-  __device__ __forceinline__ Acc total_of_factors(double& gates) const {
+  __device__ __forceinline__ Acc total_of_factors(Steps& steps, double& gates) const {
     RowCursor rows(*this);
     Weights last = weights_before();
     Acc y = 0, product = 1;
@@ -192,6 +221,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       for (int j = 0; j < kVec; ++j) {
         const int i = k * kVec + j;
         rows.move_to(i);
+        if constexpr (kSteps) steps[i] = given[j];
         const Acc carried = i == 0 ? last.carried : last.carry(y), next = rows.gate.step(given[j], carried);
         y = cuts >> i & 1 ? given[j] : next;
         product *= last.factor;
@@ -204,7 +234,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   }
   // Over the lane's steps, where they are one row's.
   __device__ __forceinline__ double row_power() const {
-    if (!p.row_rates) return p.powers[0];
+    if (kSteps || (kAll && !p.row_rates)) return p.powers[0];
     const int row = this->clamped_row(behind_row - __popc(ends));
     return whole_power(carried_by(this->own_rows[row].gate), static_cast<unsigned>(kOwn));
   }
@@ -226,8 +256,15 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ Segment<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed & ((1u << lane) - 1);
     const int reach = closed >> lane & 1 ? 0 : ahead ? lane - 31 + __clz(static_cast<int>(ahead)) : lane;
+    double row_powers[6] = {};
+    if constexpr (kRows) {
+      row_powers[0] = row_power();
+#pragma unroll
+      for (int j = 1; j < 6; ++j) row_powers[j] = power_mul(row_powers[j - 1], row_powers[j - 1]);
+    }
     const auto power = [&](int j) {
-      if constexpr (kShort) return p.short_powers[j];
+      if constexpr (kRows) return row_powers[j];
+      else if constexpr (kShort) return p.short_powers[j];
       else return p.powers[j];
     };
     carry.weight = 1;
@@ -235,30 +272,38 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;
       const Wide other = shuffle_up(total, d);
-      if (reach >= d) total = fold(total, kAll ? gates : static_cast<Wide>(power(j)), other);
-      if constexpr (kAll) {
+      if (reach >= d) total = fold(total, kFactors ? gates : static_cast<Wide>(power(j)), other);
+      if constexpr (kFactors) {
         const Wide others = shuffle_up(gates, d);
         if (reach >= d) gates = power_mul(gates, others);
       } else if (lane & d) {
         carry.weight *= power(j);
       }
     }
-    if constexpr (kAll) carry.weight = shuffle_up(gates, 1);
+    if constexpr (kFactors) carry.weight = shuffle_up(gates, 1);
     else carry.weight = this->bounded_weight(carry.weight, power(0));
     carry.before = shuffle_up(total, 1);
     if (lane == 0) carry.before = 0, carry.weight = 1;
     carry.enters = ahead == 0;
-    return {total, kAll ? gates : static_cast<Wide>(power(5)), closed != 0};
+    return {total, kFactors ? gates : static_cast<Wide>(power(5)), closed != 0};
   }
 
   // The gradients from the carry into the lane, in the place of operands.
   __device__ __forceinline__ void finish(Steps& steps, Acc carry) const {
-    if constexpr (!kAll) add_carry(steps, carry);
+    if constexpr (!kFactors) add_carry(steps, carry);
+    // Twice the code where a step's weight is made of what it has of its own.
+    if constexpr (!kRows && !kSteps) finish_in(steps, carry, p.has_own_values);
+    else if (p.has_own_values) finish_in(steps, carry, std::true_type{});
+    else finish_in(steps, carry, std::false_type{});
+  }
+  template <typename Owns>
+  __device__ __forceinline__ void finish_in(Steps& steps, Acc carry, Owns owns) const {
+    constexpr bool kOwns = std::is_same_v<Owns, std::true_type>;
     RowCursor rows(*this);
     Weights last{};
     Acc base = carry, y = carry;
-    if constexpr (kAll) last = weights_before(), base = last.base(y);
-    Acc after = of_next(before.flags, p.has_own_values || (cuts & 1), rows, before.gamma, before.trace, base);
+    if constexpr (kFactors) last = weights_before(), base = last.base(y);
+    Acc after = of_next(before.flags, owns || (cuts & 1), rows, before.gamma, before.trace, base);
     int row = behind_row - __popc(ends);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -267,31 +312,42 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
       if constexpr (kAll) {
         read_given(k, of_values, given);
         read_all_factors(k, factors, of_pg);
-        if (!p.has_own_values || !p.of_targets) this->fill(of_values, 0);
+        if (!owns || !p.of_targets) this->fill(of_values, 0);
       } else {
+        if constexpr (kSteps) read_all_factors(k, factors, of_pg);
         this->fill(of_values, 0);
-        if (p.has_own_values && p.of_targets) this->template read<T>(p.slots.rewards, k, of_values);
+        if (owns && p.of_targets) this->template read<T>(p.slots.rewards, k, of_values);
       }
+      typename Cuts::RowRates rates[kVec];
+      if constexpr (!kAll) rows.of_vector(k, rates);
 #pragma unroll
       for (int j = 0; j < kVec; ++j) {
         const int i = k * kVec + j;
         if constexpr (kAll) {
           rows.move_to(i);
-          const Acc next = rows.gate.step(given[j], last.carry(y));
-          y = cuts >> i & 1 ? given[j] : next;
+          rates[j] = rows;
+        }
+        if constexpr (kFactors) {
+          const Acc adds = kAll ? given[j] : steps[kAll ? 0 : i], next = rates[j].gate.step(adds, last.carry(y));
+          y = cuts >> i & 1 ? adds : next;
           last = weights_of(factors.ratios[j], of_pg[j], factors.gammas[j], factors.traces[j]);
           base = last.base(y);
         } else {
           base = steps[i];
         }
         of_rewards[j] = base;
-        if (p.has_own_values) of_values[j] -= base;
+        if (owns) of_values[j] -= base;
         if (!p.of_next_values) of_values[j] += after;
         Acc gamma = 1, trace = 1;
-        if constexpr (kAll) gamma = factors.gammas[j], trace = factors.traces[j];
-        of_nexts[j] = of_next(lacks >> i & 1, heavy >> i & 1, rows, gamma, trace, base);
+        if constexpr (kFactors) gamma = factors.gammas[j];
+        if constexpr (kAll) trace = factors.traces[j];
+        of_nexts[j] = of_next(lacks >> i & 1, kOwns || (heavy >> i & 1), rates[j], gamma, trace, base);
         after = ends >> i & 1 ? Acc(0) : of_nexts[j];
-        if (p.bootstrap_gradient && ends >> i & 1) {
+      }
+      if (p.bootstrap_gradient && ends >> (k * kVec) & Cuts::kVecBits) {
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) {
+          if (!(ends >> (k * kVec + j) & 1)) continue;
           if (row >= 0 && row < slice.tile.rows) last_values[row] = of_nexts[j];
           ++row;
         }
@@ -305,8 +361,16 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   // Up to the first cut the carry comes in; a power of a number below 1 is no larger than its steps' products.
   __device__ __forceinline__ void add_carry(Steps& steps, Acc y) const {
     const uint32_t open = cuts ? (cuts & (0u - cuts)) - 1 : ~0u;
+    if constexpr (kRows) {
+      const Gate<Acc> gate = this->own_rows[this->clamped_row(behind_row - __popc(ends))].gate;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+      for (int i = 0; i < kOwn; ++i) {
+        y = kShort ? gate.value * y : gate.step(0, y);
+        if (open >> i & 1) steps[i] += y;
+      }
+    }
+#pragma unroll
+    for (int i = 0; !kRows && i < kOwn; ++i) {
       const Acc power = p.step_powers[kShort ? i % kVec : i];
       if (open >> i & 1) steps[kAll ? 0 : i] = fold(steps[kAll ? 0 : i], power, y);
       if (kShort && i % kVec == kVec - 1) y *= power;

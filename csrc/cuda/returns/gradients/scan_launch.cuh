@@ -48,9 +48,14 @@ cudaError_t launch_gradient_scan(
     const GradientScanPlan& plan, const Device& device, void* workspace, cudaStream_t stream) {
   if (plan.scan.steps) return launch_n_step_blocks<T, true>(plan.scan, device, stream);
   if (plan.rows) {
-    return flat_form(plan.scan) == FlatForm::kGradients
-        ? launch_gradient_rows<T, FlatForm::kGradients>(plan, device, workspace, stream)
-        : launch_gradient_rows<T, FlatForm::kAnyGradients>(plan, device, workspace, stream);
+    switch (flat_form(plan.scan)) {
+      case FlatForm::kGradients: return launch_gradient_rows<T, FlatForm::kGradients>(plan, device, workspace, stream);
+      case FlatForm::kRowGradients:
+        return launch_gradient_rows<T, FlatForm::kRowGradients>(plan, device, workspace, stream);
+      case FlatForm::kStepGradients:
+        return launch_gradient_rows<T, FlatForm::kStepGradients>(plan, device, workspace, stream);
+      default: return launch_gradient_rows<T, FlatForm::kAnyGradients>(plan, device, workspace, stream);
+    }
   }
   const ReturnsProblem& scan = plan.scan;
   const bool are_few = !plan.tiles && takes_few_returns(scan, device.multiprocessors);

@@ -14,6 +14,15 @@ struct GradientWeights {
   __device__ __forceinline__ Acc carry(Acc s) const { return factor * s + carried; }
 };
 
+// The same without ratios and policy gradients, where gates have gammas of steps.
+template <typename Acc>
+struct GammaWeights {
+  Acc factor = 1;
+  static constexpr Acc carried = 0;
+  __device__ __forceinline__ Acc base(Acc s) const { return s; }
+  __device__ __forceinline__ Acc carry(Acc s) const { return factor * s; }
+};
+
 // `policy`: p of a step, or 0; `of_step`: what its own discounts make of the gate.
 template <typename Acc>
 __device__ __forceinline__ GradientWeights<Acc> gradient_weights(Acc ratio, Acc clipped_c, Acc policy, Acc of_step) {

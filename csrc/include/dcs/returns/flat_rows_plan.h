@@ -13,19 +13,38 @@
 namespace dcs {
 
 // What a kernel is made for: values of their own steps, or of next steps alone, and discounts that are numbers; with
-// ratios, too; the same with discounts of rows, either values; or anything. Gradients by discounts that are numbers; or
-// by anything.
-enum class FlatForm { kOwn, kLambda, kRatios, kAll, kRows, kRowRatios, kGradients, kAnyGradients };
+// ratios, too; the same with discounts of rows, either values; either values with a gamma of steps and a trace that is
+// a number; or anything. Gradients, without ratios and those of policy-gradient advantages, by discounts that are
+// numbers, by those of rows, by such a gamma and trace; or by anything.
+enum class FlatForm {
+  kOwn,
+  kLambda,
+  kRatios,
+  kAll,
+  kRows,
+  kRowRatios,
+  kSteps,
+  kGradients,
+  kRowGradients,
+  kStepGradients,
+  kAnyGradients
+};
 
 // Powers of larger numbers over many lanes would lose what sums that cancel are worth.
 inline bool powers_are_small(const ReturnsProblem& p) { return std::fabs(p.gamma.value * p.trace.value) <= 1.0; }
 
 inline FlatForm flat_form(const ReturnsProblem& p) {
+  const bool has_steps_gamma = p.gamma.kind == GammaKind::kStep && p.trace.kind == GammaKind::kNumber;
   if (p.is_gradient) {
-    const bool is_plain = column_form(p) == ColumnForm::kGradients && !has_row_rates(p) && powers_are_small(p);
-    return is_plain ? FlatForm::kGradients : FlatForm::kAnyGradients;
+    if (p.rhos.data || p.next_values.data) return FlatForm::kAnyGradients;
+    if (has_step_rates(p)) return has_steps_gamma ? FlatForm::kStepGradients : FlatForm::kAnyGradients;
+    if (has_row_rates(p)) return FlatForm::kRowGradients;
+    return powers_are_small(p) ? FlatForm::kGradients : FlatForm::kAnyGradients;
   }
-  if (p.gamma.kind == GammaKind::kStep || p.trace.kind == GammaKind::kStep) return FlatForm::kAll;
+  if (has_step_rates(p)) {
+    const bool has_more = p.rhos.data || p.pg_advantages.data;
+    return has_steps_gamma && !has_more ? FlatForm::kSteps : FlatForm::kAll;
+  }
   if (!has_row_rates(p) && !powers_are_small(p)) return FlatForm::kAll;
   const bool has_own = p.values.data && !p.values_are_next;
   if (p.rhos.data && has_own) return has_row_rates(p) ? FlatForm::kRowRatios : FlatForm::kRatios;
@@ -40,9 +59,9 @@ constexpr int flat_vectors(int64_t element_bytes) { return element_bytes == 2 ? 
 // Warps of a block, where there are rows enough; at most: a multiprocessor has registers for so many such blocks.
 constexpr int kFlatReturnsTileWarps = 4, kFlatReturnsBlocks = 2;
 constexpr int flat_returns_warps(FlatForm form) {
-  const bool has_factors = form == FlatForm::kRatios || form == FlatForm::kAll || form == FlatForm::kRowRatios ||
+  const bool has_ratios = form == FlatForm::kRatios || form == FlatForm::kAll || form == FlatForm::kRowRatios ||
       form == FlatForm::kAnyGradients;
-  return has_factors ? 10 : 12;
+  return has_ratios ? 10 : 12;
 }
 // Every multiple of so many elements is an aligned address in every operand.
 constexpr int kFlatReturnsGrain = 16;
