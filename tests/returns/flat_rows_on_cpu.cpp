@@ -37,6 +37,7 @@ class Trial : public trials::RolloutTrial<T> {
       case FlatForm::kLambda: return run<FlatForm::kLambda>();
       case FlatForm::kRatios: return run<FlatForm::kRatios>();
       case FlatForm::kRows: return run<FlatForm::kRows>();
+      case FlatForm::kSteps: return run<FlatForm::kSteps>();
       case FlatForm::kRowRatios: return run<FlatForm::kRowRatios>();
       default: return run<FlatForm::kAll>();
     }
@@ -161,6 +162,15 @@ FlatRollout draw(std::mt19937& random) {
   c.outer = form == 0 ? up_to(1500) : form == 1 ? up_to(200) : up_to(form == 5 || form == 6 || form == 8 ? 2 : 8);
   c.inner = random() % 2 ? 1 : up_to(form >= 4 ? 2 : 6);
   if (c.links && random() % 2) c.terminated = c.truncated = false;
+  if (random() % 4 == 0) {
+    // As a kernel takes it that has nothing else of steps.
+    c.rhos = c.pg = false;
+    c.gamma = GammaKind::kStep;
+    c.trace = GammaKind::kNumber;
+    if (random() % 3 == 0) c.trace_value = 1.0;
+    c.small_steps = random() % 2 == 0;
+    if (c.small_steps) c.odd_steps = false, c.infinite = true, c.trace_value = random() % 2 ? 0.9 : -1.0;
+  }
   constexpr double kLarge[] = {1.05, 1.3, -3.0, 1e30, INFINITY, NAN};
   // Not beside a step's discount of 0: a carry that has left double's range makes a NaN of it in order, but not in
   // parts.

@@ -40,6 +40,7 @@ struct Case {
   bool wild;                    // not finite where a step ends and lacks a next value
   bool infinite;                // the first step's gradients
   bool odd_rates;               // discounts of rows and steps: some 0, some negative
+  bool small_rates;             // the same: products of a few leave float's range
   bool row_double;              // discounts of rows
   double often;                 // flags
   unsigned seed;
@@ -92,6 +93,8 @@ inline Case draw(std::mt19937& random) {
   c.wild = one_in(3) && c.same_grads == Same::kNothing;
   c.infinite = !c.wild && c.same_grads == Same::kNothing && one_in(6);
   c.odd_rates = one_in(4);
+  c.small_rates = one_in(8) && !c.n && !c.wild && c.same_grads == Same::kNothing;
+  if (c.small_rates) c.odd_rates = false, c.infinite = true;
   c.row_double = one_in(2);
   c.often = one_in(3) ? 0.2 : 0.01;
   if (may_have_all && one_in(4)) c.advantages = c.targets = false, c.pg = true;
@@ -101,6 +104,17 @@ inline Case draw(std::mt19937& random) {
     c.inner = one_in(2) ? up_to(7) : up_to(63);
     c.length = 9 + up_to(1500) / (one_in(2) ? 20 : 1);
     c.same_grads = c.same_rates = Same::kNothing;
+  }
+  if (!is_common && one_in(3)) {
+    // Without ratios and policy gradients, as kernels of flat rows have it beside discounts of rows, and of steps.
+    c.pg = c.rhos = false;
+    if (!c.advantages) c.targets = true;
+    c.gamma = one_in(2) ? GammaKind::kStep : GammaKind::kRow;
+    if (c.gamma == GammaKind::kStep || one_in(2)) c.trace = GammaKind::kNumber;
+    c.contiguous = !one_in(4);
+    if (!c.n && one_in(2)) c.own_values = c.advantages = false, c.targets = true;
+    if (c.gamma == GammaKind::kStep && !c.n && !c.wild && c.same_grads == Same::kNothing && one_in(2))
+      c.odd_rates = false, c.small_rates = c.infinite = true, c.trace_value = 0.9;
   }
   constexpr double kOdd[] = {0.0, 1.02, -0.9, 0.3, 1e-30, 1.0};
   if (one_in(4)) c.gamma_value = kOdd[random() % 6];

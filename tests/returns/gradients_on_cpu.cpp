@@ -66,7 +66,7 @@ class Trial : gradients::Ways<T> {
   }
 
   double drawn_rate() {
-    const double rate = 0.9 + 0.1 * std::uniform_real_distribution<double>()(random);
+    const double rate = (0.9 + 0.1 * std::uniform_real_distribution<double>()(random)) * (c.small_rates ? 1e-12 : 1.0);
     const unsigned odd = c.odd_rates ? random() % 20 : 20;
     return odd == 0 ? 0.0 : odd == 1 ? -rate : rate;
   }
@@ -256,4 +256,4 @@ class Trial : gradients::Ways<T> {
 
 }  // namespace
 
-int main(int count, char** arguments) { return trials::run_seeded<Trial>(count, arguments, draw); }
+int main(int count, char** arguments) { return trials::run_seeded<Trial, true>(count, arguments, draw); }

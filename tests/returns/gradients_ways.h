@@ -146,11 +146,16 @@ class Ways {
       const Strides& s = input.strides;
       tensors.push_back({input.data, ((scan.outer - 1) * s.outer + scan.length + (scan.inner - 1) * s.inner) * bytes});
     });
-    if (flat_form(scan) == FlatForm::kGradients)
-      return plan.vectors == 1 ? run_flat<FlatForm::kGradients, 1>(scan, plan)
-                               : run_flat<FlatForm::kGradients, kMany>(scan, plan);
-    return plan.vectors == 1 ? run_flat<FlatForm::kAnyGradients, 1>(scan, plan)
-                             : run_flat<FlatForm::kAnyGradients, kMany>(scan, plan);
+    switch (flat_form(scan)) {
+      case FlatForm::kGradients: return run_flat<FlatForm::kGradients>(scan, plan);
+      case FlatForm::kRowGradients: return run_flat<FlatForm::kRowGradients>(scan, plan);
+      case FlatForm::kStepGradients: return run_flat<FlatForm::kStepGradients>(scan, plan);
+      default: return run_flat<FlatForm::kAnyGradients>(scan, plan);
+    }
+  }
+  template <FlatForm kForm>
+  bool run_flat(const ReturnsProblem& scan, const FlatReturnsPlan& plan) {
+    return plan.vectors == 1 ? run_flat<kForm, 1>(scan, plan) : run_flat<kForm, flat_vectors(sizeof(T))>(scan, plan);
   }
   template <FlatForm kForm, int kVectors>
   bool run_flat(const ReturnsProblem& scan, const FlatReturnsPlan& plan) {

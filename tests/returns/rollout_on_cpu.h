@@ -33,6 +33,8 @@ struct Rollout {
   dcs::ElementType row_dtype = dcs::ElementType::Float;
   Same same_rows = Same::kNothing;
   bool odd_rows = false, odd_steps = false;
+  // Discounts of steps are so small that products of a few leave float's range, and what is infinite stays so.
+  bool small_steps = false;
   bool infinite = false;  // some rewards are, and what counts for nothing is no number
   uint64_t offsets = 0;   // four bits an operand: elements that it begins behind where it would
   int64_t offset(int operand) const { return static_cast<int64_t>(offsets >> 4 * operand & 15); }
@@ -147,6 +149,7 @@ class RolloutTrial {
                                       : 2e-13,
                  eps = own + static_cast<double>(carried) * DBL_EPSILON / 2, value = widened(output.at(o, t, i));
     // As a NaN or as an infinity, it is where the recurrence carries it.
+    if (c.small_steps && std::isinf(wanted)) return value == wanted || complain(name, o, t, i, value, wanted);
     if (!is_in_range(wanted)) return !std::isfinite(value) || complain(name, o, t, i, value, wanted);
     return std::abs(value - wanted) <= eps * (std::abs(wanted) + largest) || complain(name, o, t, i, value, wanted);
   }
@@ -181,7 +184,7 @@ class RolloutTrial {
       if (std::isfinite(carry)) largest = std::max(largest, std::abs(carry));
       has_left = has_left || !is_in_range(carry) || !is_in_range(largest);
       const auto is_near = [&](const char* name, const Operand<T>& found, double wanted) {
-        if (has_left && !std::isfinite(widened(found.at(o, t, i)))) return true;
+        if (has_left && !c.small_steps && !std::isfinite(widened(found.at(o, t, i)))) return true;
         return this->is_near(name, found, o, t, i, wanted, largest, carried);
       };
       if (c.advantages && !is_near("advantages", advantages, carry)) return false;
@@ -208,7 +211,8 @@ class RolloutTrial {
   void draw_rate(int64_t o, int64_t t, int64_t i, bool is_narrow, Operand<Acc>& wide, Operand<T>& narrow) {
     constexpr double kOdd[] = {0.0, 1.0, -0.9, 1.05, 3.0, 1e30, INFINITY, NAN};
     const double draw = std::uniform_real_distribution<double>()(random);
-    const double rate = c.odd_steps && draw > 0.97 ? kOdd[random() % 8] : 0.9 + 0.1 * draw;
+    const double usual = (0.9 + 0.1 * draw) * (c.small_steps ? kHalf && is_narrow ? 1e-3 : 1e-12 : 1.0),
+                 rate = c.odd_steps && draw > 0.97 ? kOdd[random() % 8] : usual;
     narrow.at(o, t, i) = narrowed<T>(rate);
     wide.at(o, t, i) = static_cast<Acc>(kHalf && is_narrow ? widened(narrow.at(o, t, i)) : rate);
   }
@@ -251,8 +255,22 @@ class RolloutTrial {
       if (t + 1 < c.length) values.at(o, t + 1, i) = narrowed<T>(NAN);
       else bootstraps[bootstrap_index(o, i)] = narrowed<T>(NAN);
     });
+    spoil_weightless();
     if (c.values_are_next && c.same_values == Same::kNothing)
       for (int64_t i = 0; i < c.inner; ++i) values.at(0, 0, i) = narrowed<T>(NAN);
+  }
+  // Next states' values that count for nothing beside gammas of steps.
+  void spoil_weightless() {
+    if (c.gamma != dcs::GammaKind::kStep || c.same_rates != Same::kNothing || c.same_values != Same::kNothing) return;
+    if (c.values && !c.values_are_next) return;
+    each([&](int64_t o, int64_t t, int64_t i) {
+      const bool is_cut =
+          t == c.length - 1 || (c.terminated && is_terminated.at(o, t, i)) || (c.truncated && is_truncated.at(o, t, i));
+      const double g = gammas.at(o, t, i), l = rate_at(c.trace, c.trace_value, traces, row_traces, o, t, i);
+      if ((is_cut ? g : g - g * l) != 0.0) return;
+      if (c.next_values) next.at(o, t, i) = narrowed<T>(NAN);
+      else if (c.values && t + 1 < c.length) values.at(o, t + 1, i) = narrowed<T>(NAN);
+    });
   }
   void describe() {
     p.dtype = element_type_of<T>();
