@@ -305,7 +305,7 @@ def flat_tile(problem: ScanProblem, output: Operand, grad: Operand, gradient: st
     if layout.length < FEWEST_STEPS or (plain and problem.tiling == "vectors"):
         return None
     vector = 16 // x.element_size()
-    steps = 8 if kind in ("row", "step") or x.element_size() == 8 or gradient != "none" else 16
+    steps = 8 if x.element_size() == 8 or gradient != "none" else 16
     if kind == "row" or problem.initial.tensor is not None:
         # A group has steps of two rows at most.
         steps = min(steps, 1 << (layout.length.bit_length() - 1))
