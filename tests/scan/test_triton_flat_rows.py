@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,16 +20,6 @@ pytest.importorskip("triton")
 kernel_test = pytest.mark.skipif(
     not INTERPRETED and not torch.cuda.is_available(), reason="no GPU: runs in test_triton_kernels.py"
 )
-
-
-@pytest.fixture
-def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """triton_kernels/scan/launch.py, installed or from the checkout."""
-    try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.scan.launch")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-        return importlib.import_module("triton_kernels.scan.launch")
 
 
 @pytest.fixture

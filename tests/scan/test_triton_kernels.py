@@ -37,16 +37,6 @@ def test_in_the_interpreter(marks: str) -> None:
     run_in_the_interpreter(__file__, *others, "-m", marks)
 
 
-@pytest.fixture
-def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """triton_kernels/scan/launch.py, installed or from the checkout."""
-    try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.scan.launch")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-        return importlib.import_module("triton_kernels.scan.launch")
-
-
 # Shapes, and the least sizes from which on columns are tiles, and are scanned serially, where others than shipped.
 TILINGS = {
     "vectors": ((3, 144), 1, {}),
