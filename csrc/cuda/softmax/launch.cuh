@@ -20,8 +20,8 @@
 // | few elements                                            | thread_columns.cuh: a thread takes some steps of   |
 // |                                                         |   one column                                       |
 // | inner below 128 bytes; or below 512 if no whole vectors |                                                    |
-// |   and many slabs; or, if none, what no cluster has room |                                                    |
-// |   for as columns:                                       | slabs.cuh, tiles of whole slabs:                   |
+// |   and many slabs; or, if no whole vectors or of up to   |                                                    |
+// |   1 KB, what no cluster has room for as columns:        | slabs.cuh, tiles of whole slabs:                   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
 // |   larger ones                                           |   chunks.cuh: read twice                           |
