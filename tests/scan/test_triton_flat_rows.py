@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_dcs_ops.reference.scan import ScanCall
 
-from scan.triton_cases import INTERPRETED, Case
+from scan.triton_cases import INTERPRETED, Case, on_device
 from support.subprocesses import rare
 
 pytest.importorskip("triton")
@@ -38,6 +38,12 @@ def taken(launchers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[object
     return tiles
 
 
+def as_gates(case: Case) -> None:
+    """A gamma no wider than what a step's gate can have: others are left to other kernels."""
+    if case.gamma is not None and case.x.dtype != torch.float64:
+        case.gamma = case.gamma.float() if case.gamma.dtype == torch.float64 else case.gamma
+
+
 # (reverse, shifted, started, resets)
 FORMS = [(False, False, False, False), (True, False, True, True), (True, True, False, True)]
 SHAPES = [(67, 45), (5, 23, 11), rare((1030, 4)), rare((29, 300)), rare((33, 128))]
@@ -55,8 +61,7 @@ def test_every_form(
     length, vector = shape[-1], 16 // dtype.itemsize
     for reverse, shifted, started, resets in FORMS:
         case = Case(shape, len(shape) - 1, dtype, gates, started=started, resets=resets)
-        if case.gamma is not None and dtype == torch.float32:
-            case.gamma = case.gamma.float()
+        as_gates(case)
         taken.clear()
         case.check(launchers, reverse, shifted)
         # Of rows shorter than a vector none has a number of its own; plain ones of whole vectors are tiles of rows.
@@ -76,8 +81,7 @@ def test_gradients(
     length, vector = shape[-1], 16 // dtype.itemsize
     for reverse, started in itertools.product((False, True), repeat=2):
         case = Case(shape, len(shape) - 1, dtype, gates, started=started, resets=reverse)
-        if case.gamma is not None and dtype == torch.float32:
-            case.gamma = case.gamma.float()
+        as_gates(case)
         taken.clear()
         case.check_backward(launchers, reverse)
         assert len(taken) == (0 if length < vector and (gates == "row" or started) else 1)
@@ -91,20 +95,37 @@ def test_what_is_not_finite(launchers: ModuleType, taken: list[object], gates: s
     case = Case((67, 45), 1, torch.float32, gates, resets=True)
     case.x[3, 20], case.x[3, 25], case.x[66, 44] = float("inf"), float("-inf"), float("inf")
     case.x[40, 0] = float("nan")
+    as_gates(case)
     if case.gamma is not None:
-        case.gamma = case.gamma.float()
         case.gamma[11] = float("inf")
     case.check_non_finite(launchers, reverse)
     assert len(taken) == 1
 
 
 @kernel_test
+@pytest.mark.parametrize("value", [0.5, -0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, rare(torch.bfloat16), rare(torch.float64)])
+def test_an_infinity_stays_one(launchers: ModuleType, taken: list[object], dtype: torch.dtype, value: float) -> None:
+    """Over more steps than there are powers of gamma above 0."""
+    case = Case((8, 900), 1, dtype, value=value, resets=True)
+    assert case.reset is not None
+    case.x[:, 1], case.reset[:, 1:] = float("inf"), False
+    (x, reset) = on_device(case.x, case.reset)
+    y = launchers.scan(x, ScanCall(None, value, 1, False, False, None, reset, None))
+    signs = torch.tensor([value]).sign() ** torch.arange(899)
+    assert torch.equal(y[:, 1:].cpu(), (signs * float("inf")).to(dtype).expand(8, -1))
+    assert len(taken) == 1
+
+
+@kernel_test
 def test_rows_that_it_leaves_to_others(launchers: ModuleType, taken: list[object]) -> None:
-    """Padded ones, behind an address that is no vector's, and float64 gammas of float32 rows."""
+    """Padded ones, behind an address that is no vector's, and float64 gammas of narrower rows."""
     padded, behind, wide = Case((67, 48), 1), Case((68, 45), 1), Case((67, 45), 1, gates="row")
     padded.x = padded.x[:, :45]
     behind.x = behind.x.view(-1)[1:3016].view(67, 45)
-    for case in (padded, behind, wide):
+    beyond = Case((67, 45), 1, torch.float16, gates="row")
+    beyond.x, beyond.gamma = torch.zeros_like(beyond.x), torch.full((67,), 1e300, dtype=torch.float64)
+    for case in (padded, behind, wide, beyond):
         case.check(launchers, False)
     assert not taken
 

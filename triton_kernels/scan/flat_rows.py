@@ -1,31 +1,16 @@
-"""Short rows of contiguous time, one behind the other in memory: a tile is one range of memory that holds whole rows.
+"""Rows of up to some thousand steps of contiguous time, one behind the other in memory: a tile is whole rows.
 
-It is one sequence, whatever the rows' length, and a row's first step a reset: all lanes but the tile's last ones have
-steps, and all loads and stores are whole vectors, as a tile has as many rows as end at one. A thread has V successive
-steps, A of them a vector.
+It is one range of memory and one sequence, whatever the rows' length, with a reset where a row begins. So its lanes but
+the last ones have steps, and whole vectors come and go, as a tile has as many rows as end at one; the last tile, which
+may not, has elements. A thread has V successive steps, A of them a vector.
 """
 
-from __future__ import annotations
-
-import math
-from typing import TYPE_CHECKING, NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 
-from ..common.layout import Operand
 from .gamma import discounted, integer_power, load_gamma, power_of_two_power, rates, split_gamma
-from .problem import ScanProblem
 from .tile import backwards, group_totals, pack, replay, scan_lanes, unpack
 from .tiles import carry_groups, carry_segments
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-# Rows of fewer steps, and fewer programs, are left to `scan_tiles`. A tile's share that has steps, at least; its
-# segments, a warp each.
-FEWEST_STEPS, FEWEST_PROGRAMS, LEAST_SHARE, SEGMENTS = 4, 160, 0.75, (4, 8)
 
 
 @triton.jit
@@ -88,7 +73,9 @@ def steps_behind(at, group, limit, own, V: tl.constexpr, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def gates_of_rows(at, stride, row, rows, first_row, until, V: tl.constexpr, ACC: tl.constexpr, REVERSE: tl.constexpr):
+def row_gates_of_steps(
+    at, stride, row, rows, first_row, until, V: tl.constexpr, ACC: tl.constexpr, REVERSE: tl.constexpr
+):
     """The gates of V steps, those from `until` on of the row behind `row`; no wider than ACC."""
     this = tl.load(at + row_number(row, rows, first_row, REVERSE) * stride, mask=row < rows, other=0)
     other = tl.load(at + row_number(row + 1, rows, first_row, REVERSE) * stride, mask=row + 1 < rows, other=0)
@@ -107,6 +94,23 @@ def row_number(row, rows, first_row, REVERSE: tl.constexpr):
         return first_row + (rows - 1 - row)
     else:
         return first_row + row
+
+
+@triton.jit
+def started(
+    values, initial, gates, gate_rest, resets, until, V: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr,
+    RESET: tl.constexpr,
+):  # fmt: skip
+    """V steps, to the one at `until` of which a row's initial value comes, unless it has a reset."""
+    steps = ()
+    for i in tl.static_range(V):
+        value = values[i].to(ACC)
+        takes = until == i
+        if RESET:
+            takes = takes & (resets[i] == 0)
+        gate = gates[i if GATES == "step" else 0].to(ACC)
+        steps = steps + (tl.where(takes, discounted(value, initial, gate, gate_rest, GATES), value),)
+    return steps
 
 
 @triton.jit
@@ -140,7 +144,7 @@ def gradients_of_rows(
 
 
 @triton.jit
-def store_row_sums(
+def store_sums_of_rows(
     sums_ptr, products, starts, ends, row, rows, first_row, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     ACC: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +173,6 @@ def scan_rows_of_tile(
 ):  # fmt: skip
     """The program's tile of `limit` elements, one after every so many `vectors`. ALIGNED: it has all of these."""
     J: tl.constexpr = 32
-    CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
     KIND: tl.constexpr = "step" if GATES == "row" else GATES
     count = vectors * A
     if ALIGNED:
@@ -191,7 +194,7 @@ def scan_rows_of_tile(
     gate_rest = gamma
     weight = gamma
     lane_weight = gamma
-    if GATES == "scalar":
+    if GATES == "scalar" or GATES == "fading":
         if ACC != tl.float64:  # noqa: SIM300
             gate, gate_rest = split_gamma(gamma)
             gates = (gate,)
@@ -202,10 +205,10 @@ def scan_rows_of_tile(
         if SHIFTED:
             gates = steps_before(gamma_ptr + base, group, limit, gates, V, REVERSE)
     elif GATES == "row":
-        gates = gates_of_rows(
+        gates = row_gates_of_steps(
             gamma_ptr, gamma_row, row, rows, first_row, tl.where(done == 0, V, until), V, ACC, REVERSE
         )
-    RATES: tl.constexpr = rates(x_ptr.dtype, x_ptr.dtype, KIND)
+    RATES: tl.constexpr = rates(x_ptr.dtype, x_ptr.dtype, "scalar" if GATES == "fading" else KIND)
     cuts = ()
     for i in tl.static_range(V):
         cuts = cuts + ((starts >> i) & 1,)
@@ -220,25 +223,16 @@ def scan_rows_of_tile(
             cuts = cuts[:i] + (cuts[i] | resets[i].to(tl.int32),) + cuts[i + 1 :]
     if HAS_INITIAL and GRADIENT == "none":
         start_row = tl.where(done == 0, row, row + 1)
-        initial = tl.load(
-            initial_ptr + row_number(start_row, rows, first_row, REVERSE) * initial_row,
-            mask=(until < V) & (start_row < rows), other=0,
-        ).to(ACC)  # fmt: skip
-        started = ()
-        for i in tl.static_range(V):
-            value = values[i].to(ACC)
-            gate = gates[i if KIND == "step" else 0].to(ACC)
-            takes = until == i
-            if RESET:
-                takes = takes & (resets[i] == 0)
-            started = started + (tl.where(takes, discounted(value, initial, gate, gate_rest, RATES), value),)
-        values = started
+        initial_at = initial_ptr + row_number(start_row, rows, first_row, REVERSE) * initial_row
+        initial = tl.load(initial_at, mask=(until < V) & (start_row < rows), other=0).to(ACC)
+        values = started(values, initial, gates, gate_rest, own_resets, until, V, ACC, RATES, RESET)
 
     total, product, cut = group_totals(values, gates, gate_rest, cuts, ACC, V, RATES, True)
     if KIND != "step":
         product = weight
     total, product, cut = scan_lanes(total, product, cut, Q, J, KIND, True, WIDE)
-    segment_carry, _, _, _ = carry_segments(total, product, cut, tl.zeros((1, 1), CARRY), 1, Q, J, KIND, True, WIDE)
+    nothing = tl.zeros((1, 1), tl.float64)
+    segment_carry, _, _, _ = carry_segments(total, product, cut, nothing, 1, Q, J, KIND, True, WIDE)
     group_carry = carry_groups(total, product, cut, segment_carry, lane_weight, Q, J, ACC, KIND, True, WIDE)
     results = replay(values, gates, gate_rest, cuts, group_carry, False, ACC, V, RATES, True, False)
     store_groups(y_ptr + base, limit, results, Q, J, V, REVERSE)
@@ -252,7 +246,7 @@ def scan_rows_of_tile(
         if GRADIENT == "step":
             store_groups(gamma_grad_ptr + base, limit, products, Q, J, V, REVERSE)
         else:
-            store_row_sums(gamma_grad_ptr, products, of_starts, ends, row, rows, first_row, Q, J, V, ACC, REVERSE)
+            store_sums_of_rows(gamma_grad_ptr, products, of_starts, ends, row, rows, first_row, Q, J, V, ACC, REVERSE)
 
 
 @triton.jit(do_not_specialize=["gamma_bits", "start_bits", "vectors", "total"])
@@ -283,107 +277,3 @@ def scan_flat_rows(
             vectors, left.to(tl.int32), gamma_row, initial_row, Q, V, A, ACC, GATES, WIDE, REVERSE, SHIFTED,
             HAS_INITIAL, RESET, GRADIENT, False,
         )  # fmt: skip
-
-
-class FlatTile(NamedTuple):
-    rows: int
-    segments: int
-    steps: int  # of a thread
-    vector: int
-
-
-def flat_tile(problem: ScanProblem, output: Operand, grad: Operand, gradient: str) -> FlatTile | None:
-    """The tile for rows that are short, many, and one behind the other, where it has as many programs as it takes.
-
-    `output`, `grad`, `gradient`: of `run_flat_rows`.
-    """
-    if not (problem.in_rows and _lies_flat(problem, output, grad, gradient)):
-        return None
-    x, layout, kind = problem.x.tensor, problem.layout, problem.gates.kind
-    assert x is not None
-    plain = kind != "step" and problem.reset.tensor is None and gradient == "none"
-    if layout.length < FEWEST_STEPS or (plain and problem.tiling == "vectors"):
-        return None
-    vector = 16 // x.element_size()
-    steps = 8 if x.element_size() == 8 or gradient != "none" else 16
-    if kind == "row" or problem.initial.tensor is not None:
-        # A group has steps of two rows at most.
-        steps = min(steps, 1 << (layout.length.bit_length() - 1))
-    while steps >= vector:
-        tile = _fullest_tile(layout.length, vector, steps)
-        if tile is not None and triton.cdiv(layout.rows, tile.rows) >= FEWEST_PROGRAMS:
-            return tile
-        steps //= 2
-    return None
-
-
-def _fullest_tile(length: int, vector: int, steps: int) -> FlatTile | None:
-    """Of those that end at a vector's end, the one with the fewest lanes without steps; shorter ones before others."""
-    whole = vector // math.gcd(vector, length)
-    best: FlatTile | None = None
-    for segments in SEGMENTS:
-        rows = segments * 32 * steps // length // whole * whole
-        if rows and (best is None or rows * best.segments > 1.05 * best.rows * segments):
-            best = FlatTile(rows, segments, steps, vector)
-    if best is None or best.rows * length < LEAST_SHARE * best.segments * 32 * steps:
-        return None
-    return best
-
-
-def _lies_flat(problem: ScanProblem, output: Operand, grad: Operand, gradient: str) -> bool:
-    """Whether the kernel can take the problem, whatever its rows' length."""
-    gamma, gates, x = problem.gamma, problem.gates, problem.x.tensor
-    assert x is not None
-    of_steps = [problem.x, problem.y, problem.reset, output, grad] + [gamma] * (gates.kind == "step")
-    of_rows = [problem.initial] + [gamma] * (gates.kind == "row")
-    # A float64 gamma of float32 rows has digits that a step's gate lacks.
-    is_wide = gates.kind == "row" and gamma.tensor is not None and gamma.tensor.dtype == torch.float64
-    if x.dtype == torch.int64 or (is_wide and x.dtype == torch.float32):
-        return False
-    return (
-        not (problem.shifted and problem.initial.tensor is not None and gradient == "none")
-        and all(_is_packed(operand, problem) for operand in of_steps)
-        and all(_row_stride(operand, problem) is not None for operand in of_rows)
-    )
-
-
-def run_flat_rows(problem: ScanProblem, tile: FlatTile, output: Operand, grad: Operand, gradient: str) -> Tensor:
-    """As `run_tiles` in launch.py."""
-    x, y, gamma, initial, reset, layout = (
-        problem.x, problem.y, problem.gamma, problem.initial, problem.reset, problem.layout,
-    )  # fmt: skip
-    gamma_row = _row_stride(gamma, problem) if problem.gates.kind == "row" else 0
-    starts = sum(1 << i for i in range(0, tile.steps, layout.length))
-    sums = problem.new((layout.rows if gradient == "sum" else 0, 1), problem.accumulate_dtype)
-    scan_flat_rows[(triton.cdiv(layout.rows, tile.rows),)](
-        x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor, output.tensor,
-        sums if gradient == "sum" else grad.tensor, problem.gates.bits, starts,
-        layout.length, tile.rows * layout.length // tile.vector, layout.rows * layout.length, gamma_row,
-        _row_stride(initial, problem), tile.segments, tile.steps, tile.vector, problem.accumulate, problem.gates.kind,
-        problem.gates.wide, problem.reverse, problem.shifted, initial.tensor is not None, reset.tensor is not None,
-        gradient, num_warps=tile.segments,
-    )  # fmt: skip
-    return sums
-
-
-def _is_packed(operand: Operand, problem: ScanProblem) -> bool:
-    """Whether rows lie one behind the other, from an aligned address on; no tensor does."""
-    layout = problem.layout
-    if operand.tensor is None:
-        return True
-    return (
-        operand.tensor.data_ptr() % 16 == 0
-        and operand.time == 1
-        and (layout.inner == 1 or operand.inner == layout.length)
-        and (layout.outer == 1 or operand.outer == layout.inner * layout.length)
-    )
-
-
-def _row_stride(operand: Operand, problem: ScanProblem) -> int | None:
-    """From a row's value to the next one's, if all are as far apart."""
-    layout = problem.layout
-    if operand.tensor is None or layout.rows == 1:
-        return 0
-    if layout.inner == 1:
-        return operand.outer
-    return operand.inner if layout.outer == 1 or operand.outer == operand.inner * layout.inner else None

@@ -1,6 +1,7 @@
 """What multiplies a carry: one gamma in twice float32's precision, and products of many gates.
 
-Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for one gamma a row, "step" for one a step.
+Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for one gamma a row, "step" for one a step; "fading" for a
+"scalar" of at most 1 in magnitude, but not 0, whose even powers stay above 0: an infinity stays one over many steps.
 """
 
 import triton
@@ -59,11 +60,19 @@ def discounted(value, carry, gate, gate_rest, GATES: tl.constexpr):
         return gate * carry + tl.where(gate_rest == 0, value, gate_rest * carry + value)
 
 
+@triton.constexpr_function
+def smallest(dtype):
+    """The least number above 0."""
+    return 2.0**-1074 if dtype == tl.float64 else 2.0**-149
+
+
 @triton.jit
 def weighted(value, weight, other, GATES: tl.constexpr, WIDE: tl.constexpr):
     """``value + weight * other`` for a product of gates. WIDE: where it may exceed float32's range."""
     if GATES == "sum":
         return value + other
+    elif GATES == "fading":
+        return tl.maximum(weight.to(value.dtype), tl.full((), smallest(value.dtype), value.dtype)) * other + value
     elif WIDE:
         return value + (weight * other.to(tl.float64)).to(value.dtype)
     else:

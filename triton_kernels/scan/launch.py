@@ -18,9 +18,9 @@ from ..common.launch import on_device
 from ..common.layout import HALF_DTYPES, Gates, Operand
 from . import half_precision
 from .columns import scan_columns
-from .flat_rows import flat_tile, run_flat_rows
+from .flat_rows_launch import flat_tile, run_flat_rows
 from .lookback import look_back_words, scan_lookback
-from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile
+from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile, turned
 from .tiles import scan_tiles
 from .window import scan_window
 
@@ -132,12 +132,13 @@ class _Problem(ScanProblem):
         if block is not None:
             self.run_columns(block)
             return self.new((0, 1), self.accumulate_dtype)
-        operands = (self.steps(output), self.steps(grad_gamma), gradient)
-        flat = flat_tile(self, *operands)
+        of_output, of_grad = self.steps(output), self.steps(grad_gamma)
+        flat = flat_tile(self, of_output, of_grad, gradient)
         if flat is not None:
-            return run_flat_rows(self, flat, *operands)[:, 0]
+            return run_flat_rows(self, flat, of_output, of_grad, gradient)[:, 0]
         if self.in_rows:
             self.turn()
+            of_output, of_grad = turned(of_output), turned(of_grad)
         long_rows = self.layout.length > LONGEST_TILE and self.in_rows
         if long_rows and gradient == "none" and half_precision.covers(self):
             share = 1 if self.layout.length > LONGEST_SMALL_TILES else 2
@@ -145,9 +146,9 @@ class _Problem(ScanProblem):
             return self.new((0, 1), self.accumulate_dtype)
         one_pass = self.gates.kind != "step" and self.reset.tensor is None and self.accumulate is tl.float32
         if long_rows and one_pass and gradient != "step":
-            partials = self.run_lookback(self.steps(output), gradient)
+            partials = self.run_lookback(of_output, gradient)
         else:
-            partials = self.run_tiles(self.steps(output), self.steps(grad_gamma), gradient)
+            partials = self.run_tiles(of_output, of_grad, gradient)
         return partials[:, 0] if partials.size(1) == 1 else partials.sum(1)
 
     def tile(self) -> Tile:

@@ -98,13 +98,12 @@ class ScanProblem:
         self.turned = True
         self.outer, self.inner = self.inner, self.outer
         self.x, self.y, self.gamma, self.initial, self.reset = map(
-            _turned, (self.x, self.y, self.gamma, self.initial, self.reset)
+            turned, (self.x, self.y, self.gamma, self.initial, self.reset)
         )
 
     def steps(self, tensor: Tensor | None) -> Operand:
-        """A further operand of output's shape."""
-        operand = self.layout.steps(tensor)
-        return _turned(operand) if self.turned else operand
+        """A further operand of output's shape, before `turn`."""
+        return self.layout.steps(tensor)
 
     def unfold_rows(self, values: Tensor, shape: torch.Size) -> Tensor:
         """(rows,) in the order of the kernels -> `shape`, output's shape without `dim`."""
@@ -136,7 +135,7 @@ class ScanProblem:
         return tl.int32 if reach + across < 2**31 else tl.int64
 
 
-def _turned(operand: Operand) -> Operand:
+def turned(operand: Operand) -> Operand:
     return replace(operand, outer=operand.inner, inner=operand.outer)
 
 

@@ -156,11 +156,11 @@ def carry_into_tile(
         else:
             own_total = tl.where(is_slot, totals[i], 0)
             total, product, cut = join_slots(total, product, cut, own_total, own_product, own_cut, GATES, RESET, WIDE)
-    if GROUP > N:
-        # Triton 3.6 compiles what follows a return of its own, too.
-        if GATES == "sum" and not RESET:
-            return tl.sum(total, axis=1, keep_dims=True)
-        else:
+    # Triton 3.6 compiles what follows a return, too, unless it is another branch.
+    if GROUP > N and GATES == "sum" and not RESET:
+        return tl.sum(total, axis=1, keep_dims=True)
+    else:
+        if GROUP > N:
             total, _, _ = tl.associative_scan((total, product, cut), 1, join_any)
-    is_last = tl.arange(0, GROUP // N)[None, :] == GROUP // N - 1
-    return tl.sum(tl.where(is_last, total, 0), axis=1, keep_dims=True)
+        is_last = tl.arange(0, GROUP // N)[None, :] == GROUP // N - 1
+        return tl.sum(tl.where(is_last, total, 0), axis=1, keep_dims=True)

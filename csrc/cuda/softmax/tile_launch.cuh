@@ -47,8 +47,10 @@ class TileLaunch : protected ThreadLaunch<T> {
   static constexpr int64_t kFewBlocksBytes = 30 << 10;
   // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
   // tensor that is large.
-  static constexpr int64_t kSlabStepBytes = 1 << 10;  // of slabs of whole vectors, at most
   static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
+
+  // Of a step of slabs of whole vectors, at most.
+  static constexpr int64_t kSlabStepBytes = 1 << 10;
 
   SoftmaxTiles<T> tiles() const {
     auto tiles = this->template operands<SoftmaxTiles<T>>();
@@ -200,7 +202,7 @@ class TileLaunch : protected ThreadLaunch<T> {
     const int64_t shared = held_bytes(
         params.each * threads, column_parts<T>(across, threads) + held_exchange_parts(across * kVec, cluster));
     if (threads > kTileThreads || shared > room) return std::nullopt;
-    // Those of no whole vectors can be slabs, which more blocks hold.
+    // Those of no whole vectors are faster as slabs, which more blocks hold.
     if (!whole(p_.inner) && slab_unit() <= kTileThreads && leaves_idle(count * cluster, params.each * threads))
       return std::nullopt;
     if (is_view())
