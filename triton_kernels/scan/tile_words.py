@@ -157,7 +157,7 @@ def carry_into_tile(
             own_total = tl.where(is_slot, totals[i], 0)
             total, product, cut = join_slots(total, product, cut, own_total, own_product, own_cut, GATES, RESET, WIDE)
     # Triton 3.6 compiles what follows a return, too, unless it is another branch.
-    if GROUP > N and GATES == "sum" and not RESET:
+    if (GROUP > N and GATES == "sum") and not RESET:
         return tl.sum(total, axis=1, keep_dims=True)
     else:
         if GROUP > N:
