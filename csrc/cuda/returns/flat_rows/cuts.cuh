@@ -13,13 +13,13 @@ struct FlatLaneCuts {
   using Acc = typename Types<T>::Acc;
   static constexpr int kVec = Slice::kVec, kOwn = Slice::kOwn;
   static constexpr uint32_t kOwnBits = (uint32_t{1} << kOwn) - 1, kVecBits = (uint32_t{1} << kVec) - 1;
-  static constexpr bool kAll = kForm == FlatForm::kAll || kForm == FlatForm::kAnyGradients,
-                        kRows = kForm == FlatForm::kRows || kForm == FlatForm::kRowRatios ||
-      kForm == FlatForm::kRowGradients,
-                        kSteps = kForm == FlatForm::kSteps || kForm == FlatForm::kStepGradients,
-                        kRatios = kForm == FlatForm::kRatios || kForm == FlatForm::kRowRatios || kAll,
-                        kFactors = kRatios || kSteps,  // gates of a row's steps may differ
-      kKnownOwn = kForm == FlatForm::kOwn || (kRatios && !kAll);
+  static constexpr bool kAll = kForm == FlatForm::kAll || kForm == FlatForm::kAnyGradients;
+  static constexpr bool kRows =
+      kForm == FlatForm::kRows || kForm == FlatForm::kRowRatios || kForm == FlatForm::kRowGradients;
+  static constexpr bool kSteps = kForm == FlatForm::kSteps || kForm == FlatForm::kStepGradients;
+  static constexpr bool kRatios = kForm == FlatForm::kRatios || kForm == FlatForm::kRowRatios || kAll;
+  static constexpr bool kFactors = kRatios || kSteps;  // gates of a row's steps may differ
+  static constexpr bool kKnownOwn = kForm == FlatForm::kOwn || (kRatios && !kAll);
   static_assert(kOwn < 32);
   const FlatReturnsParams<T>& p;
   const Slice& slice;
