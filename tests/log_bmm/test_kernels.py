@@ -5,8 +5,6 @@ Triton's interpreter, which one test starts in a process of its own.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import itertools
 from types import ModuleType
 
@@ -18,7 +16,7 @@ import torch_dcs_ops  # noqa: F401  (loads the libraries)
 from torch_dcs_ops import _native
 from torch_dcs_ops.reference import log_bmm as reference
 
-from log_bmm.kernels import GPU, HAS_LAUNCHERS, INTERPRETED, KERNELS, ROOT, SIZE, SPECIAL, Kernel, check, plant
+from log_bmm.kernels import GPU, HAS_LAUNCHERS, INTERPRETED, KERNELS, SIZE, SPECIAL, Kernel, check, plant
 from log_bmm.oracle import (
     DATA,
     DTYPES,
@@ -35,6 +33,7 @@ from log_bmm.oracle import (
     sum_dtype,
 )
 from support.subprocesses import run_in_the_interpreter, run_with_instruction_set
+from support.triton_modules import triton_module
 
 LARGE = [] if INTERPRETED else [256 if GPU else 128]
 # The tiles' edges, K below what a product of exponentials pays for, vectors, a whole of several slices of k.
@@ -43,15 +42,11 @@ SHAPES += [] if INTERPRETED else [(1, 130, 257), (129, 200, 1), (50, 500, 40)]
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def kernel(request: pytest.FixtureRequest) -> Kernel:
     name = str(request.param)
     module: ModuleType = reference
     if name.startswith("triton"):
-        try:
-            module = importlib.import_module("torch_dcs_ops.triton_kernels.log_bmm.launch")
-        except ImportError:
-            monkeypatch.syspath_prepend(str(ROOT))
-            module = importlib.import_module("triton_kernels.log_bmm.launch")
+        module = triton_module("log_bmm.launch")
     return Kernel(name, module)
 
 

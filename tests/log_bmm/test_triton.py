@@ -6,8 +6,6 @@ launchers allocate is filled with NaN first, and so is the memory around strided
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -37,6 +35,7 @@ from log_bmm.triton_oracle import (
     rounding,
 )
 from support.subprocesses import rare, run_in_the_interpreter
+from support.triton_modules import triton_module
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.each_value
@@ -61,11 +60,7 @@ def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     monkeypatch.setattr(Tensor, "new_empty", lambda *args, **options: poisoned(new_empty(*args, **options)))
     monkeypatch.setattr(torch, "empty_like", lambda *args, **options: poisoned(empty_like(*args, **options)))
-    try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.log_bmm.launch")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-        return importlib.import_module("triton_kernels.log_bmm.launch")
+    return triton_module("log_bmm.launch")
 
 
 # B, I, J, K: enough terms for a product, and too few.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from support.triton_modules import triton_module
+
 
 @pytest.fixture
-def launchers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def launchers() -> ModuleType:
     """triton_kernels/scan/launch.py, installed or from the checkout."""
-    try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.scan.launch")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-        return importlib.import_module("triton_kernels.scan.launch")
+    return triton_module("scan.launch")

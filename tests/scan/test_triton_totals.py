@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -27,6 +25,7 @@ from torch_dcs_ops.reference.scan import ScanCall
 from scan.triton_cases import INTERPRETED, Case, expanded, on_device
 from support.sm_90 import compiled_for_sm_90
 from support.subprocesses import rare
+from support.triton_modules import triton_module
 
 triton = pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
@@ -35,13 +34,9 @@ SMALL = {"LANES": 4, "LINE": 16, "COLUMN_LANES": 16, "LANE_STEPS": 16, "BUSY_PRO
 
 
 @pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> Any:
+def shipped() -> Any:
     """triton_kernels/scan/totals.py, installed or from the checkout."""
-    try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.scan.totals")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-        return importlib.import_module("triton_kernels.scan.totals")
+    return triton_module("scan.totals")
 
 
 @pytest.fixture

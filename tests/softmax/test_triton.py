@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,6 +12,7 @@ from torch import Tensor
 from softmax.oracle import assert_gradient, assert_softmax
 from support.sm_90 import compiled_for_sm_90
 from support.subprocesses import run_in_the_interpreter
+from support.triton_modules import triton_module
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.each_value
@@ -34,13 +33,9 @@ def test_softmax_in_the_interpreter(marks: str) -> None:
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def kernels() -> ModuleType:
     """triton_kernels/softmax.py, installed or from the checkout."""
-    try:
-        return importlib.import_module("torch_dcs_ops.triton_kernels.softmax")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-        return importlib.import_module("triton_kernels.softmax")
+    return triton_module("softmax")
 
 
 @pytest.fixture(params=["small tiles"] if INTERPRETED else ["small tiles", "as shipped"])

@@ -7,11 +7,8 @@ test_kernels.py starts for all of their files.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +17,8 @@ import torch
 from torch import Tensor
 
 from torch_dcs_ops.reference.linear_cross_entropy.filter import Chunk
+
+from support.triton_modules import triton_module
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available() and not INTERPRETED
@@ -35,14 +34,7 @@ SIZES = [(1, 1), (5, 33), (37, 1100), (3, 2048)] + ([(700, 50_257), (300, 128_25
 
 def load(name: str, family: str = "linear_cross_entropy") -> ModuleType:
     """A module of triton_kernels, installed or from the checkout."""
-    try:
-        return importlib.import_module(f"torch_dcs_ops.triton_kernels.{family}.{name}")
-    except ImportError:
-        sys.path.insert(0, str(Path(__file__).parents[3]))
-        try:
-            return importlib.import_module(f"triton_kernels.{family}.{name}")
-        finally:
-            sys.path.pop(0)
+    return triton_module(f"{family}.{name}")
 
 
 @pytest.fixture(name="steps")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +13,8 @@ from torch import Tensor
 import torch_dcs_ops  # noqa: F401  (loads the libraries)
 from torch_dcs_ops import _native
 from torch_dcs_ops.reference.linear_cross_entropy.rows import RowsCall
+
+from support.triton_modules import triton_module
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = torch.cuda.is_available()
@@ -47,15 +47,11 @@ class Kernel:
         return Results(*self.run(*RowsCall(logits, target, **results | keywords)))
 
 
-def make_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def make_kernel(name: str) -> Kernel:
     if name.startswith("op"):
         return Kernel(name, OP)
     pytest.importorskip("triton")
-    try:
-        launchers = importlib.import_module("torch_dcs_ops.triton_kernels.linear_cross_entropy.rows")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
-        launchers = importlib.import_module("triton_kernels.linear_cross_entropy.rows")
+    launchers = triton_module("linear_cross_entropy.rows")
     return Kernel(name, lambda *args: launchers.cross_entropy_rows_(RowsCall(*args)))
 
 

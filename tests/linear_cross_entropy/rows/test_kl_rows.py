@@ -25,6 +25,7 @@ from torch_dcs_ops.reference.linear_cross_entropy.kl_rows import HeadRows, KlRow
 
 from linear_cross_entropy.rows.oracle import GPU, INTERPRETED, error, wide
 from support.sm_90 import compiled_for_sm_90, constants_behind_acc
+from support.triton_modules import triton_module
 
 DIRECTIONS = ("forward", "reverse", "jsd")
 KERNELS = ["triton-cpu"] if INTERPRETED else ["plain-cpu"] + (["triton-cuda"] if GPU else [])
@@ -36,16 +37,16 @@ ROWS = 3
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[KlRows], Tensor]]:
+def kernel(request: pytest.FixtureRequest) -> tuple[str, Callable[[KlRows], Tensor]]:
     name, _, device = str(request.param).rpartition("-")
-    return device, reference.kl_rows_ if name == "plain" else triton_module("kl_div", monkeypatch).kl_rows_
+    return device, reference.kl_rows_ if name == "plain" else head_module("kl_div").kl_rows_
 
 
 @pytest.fixture(params=KERNELS)
-def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[[KlRows], Tensor]]:
+def slices(request: pytest.FixtureRequest) -> tuple[str, Callable[[KlRows], Tensor]]:
     """The kernels for some of the classes, of three ranks one after the other; the last has none."""
     name, _, device = str(request.param).rpartition("-")
-    module: Any = reference_of_slices if name == "plain" else triton_module("kl_slices", monkeypatch)
+    module: Any = reference_of_slices if name == "plain" else head_module("kl_slices")
 
     def run(call: KlRows) -> Tensor:
         (rows, classes), beta = call.student.logits.shape, call.beta
@@ -82,13 +83,9 @@ def of_classes(call: KlRows, part: slice) -> KlRows:
     return call._replace(student=of(call.student), teacher=of(call.teacher))
 
 
-def triton_module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def head_module(name: str) -> Any:
     pytest.importorskip("triton")
-    try:
-        return importlib.import_module(f"torch_dcs_ops.triton_kernels.linear_cross_entropy.{name}")
-    except ImportError:
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
-        return importlib.import_module(f"triton_kernels.linear_cross_entropy.{name}")
+    return triton_module(f"linear_cross_entropy.{name}")
 
 
 def make_call(

@@ -48,8 +48,8 @@ ENTROPIC_KINDS = ("plain", "weight", "scale", "z-loss", "grad-lse", "grad-entrop
 
 
 @pytest.fixture(params=[name for name in KERNELS if name.startswith("op")])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    return make_kernel(str(request.param), monkeypatch)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return make_kernel(str(request.param))
 
 
 def without_targets(gradient: Tensor, target: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ LARGE_SIZES = (37_900, 50_257, 128_256, 256_001, 900_001) if GPU else ()
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    return make_kernel(str(request.param), monkeypatch)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return make_kernel(str(request.param))
 
 
 @pytest.mark.skipif(INTERPRETED or GPU, reason="the Triton kernel runs in this process")

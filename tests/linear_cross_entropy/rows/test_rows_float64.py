@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter has Nu
 
 
 @pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    return make_kernel(str(request.param), monkeypatch)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return make_kernel(str(request.param))
 
 
 def test_exponentials(kernel: Kernel) -> None:
