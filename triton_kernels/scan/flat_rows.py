@@ -8,9 +8,9 @@ may not, has elements. A thread has V successive steps, A of them a vector.
 import triton
 import triton.language as tl
 
-from .gamma import discounted, integer_power, load_gamma, power_of_two_power, rates, split_gamma
+from .gamma import discounted, rates
 from .tile import backwards, group_totals, pack, replay, scan_lanes, unpack
-from .tiles import carry_groups, carry_segments
+from .tiles import carry_groups, carry_segments, gates_of_rows
 
 
 @triton.jit
@@ -189,18 +189,9 @@ def scan_rows_of_tile(
     values = load_groups(x_ptr + base, group, limit, Q, J, V, A, REVERSE)
     rows = limit // T
     first_row = tl.program_id(0).to(tl.int64) * (count // T)
-    gamma = load_gamma(x_ptr, gamma_bits, "scalar")
-    gates = (gamma,)
-    gate_rest = gamma
-    weight = gamma
-    lane_weight = gamma
-    if GATES == "scalar" or GATES == "fading":
-        if ACC != tl.float64:  # noqa: SIM300
-            gate, gate_rest = split_gamma(gamma)
-            gates = (gate,)
-        weight = power_of_two_power(gamma, V, WIDE)
-        lane_weight = integer_power(weight, lane, 5, WIDE)
-    elif GATES == "step":
+    NUMBER: tl.constexpr = "scalar" if GATES == "fading" else KIND
+    gates, gate_rest, weight, lane_weight = gates_of_rows(x_ptr, gamma_bits, True, lane, J, V, ACC, NUMBER, WIDE)
+    if GATES == "step":
         gates = load_groups(gamma_ptr + base, group, limit, Q, J, V, A, REVERSE)
         if SHIFTED:
             gates = steps_before(gamma_ptr + base, group, limit, gates, V, REVERSE)
@@ -208,19 +199,20 @@ def scan_rows_of_tile(
         gates = row_gates_of_steps(
             gamma_ptr, gamma_row, row, rows, first_row, tl.where(done == 0, V, until), V, ACC, REVERSE
         )
-    RATES: tl.constexpr = rates(x_ptr.dtype, x_ptr.dtype, "scalar" if GATES == "fading" else KIND)
-    cuts = ()
+    RATES: tl.constexpr = rates(x_ptr.dtype, x_ptr.dtype, NUMBER)
+    of_starts = ()
     for i in tl.static_range(V):
-        cuts = cuts + ((starts >> i) & 1,)
-    of_starts = cuts
-    own_resets = cuts
+        of_starts = of_starts + ((starts >> i) & 1,)
+    cuts = of_starts
+    own_resets = of_starts
     if RESET:
         resets = load_groups(reset_ptr + base, group, limit, Q, J, V, A, REVERSE)
         own_resets = resets
         if SHIFTED:
             resets = steps_before(reset_ptr + base, group, limit, resets, V, REVERSE)
+        cuts = ()
         for i in tl.static_range(V):
-            cuts = cuts[:i] + (cuts[i] | resets[i].to(tl.int32),) + cuts[i + 1 :]
+            cuts = cuts + (of_starts[i] | resets[i].to(tl.int32),)
     if HAS_INITIAL and GRADIENT == "none":
         start_row = tl.where(done == 0, row, row + 1)
         initial_at = initial_ptr + row_number(start_row, rows, first_row, REVERSE) * initial_row

@@ -32,12 +32,12 @@ def flat_tile(problem: ScanProblem, output: Operand, grad: Operand, gradient: st
 
     `output`, `grad`, `gradient`: of `run_flat_rows`.
     """
-    if not (problem.in_rows and _lies_flat(problem, output, grad, gradient)):
-        return None
     x, layout, kind = problem.x.tensor, problem.layout, problem.gates.kind
     assert x is not None
     plain = kind != "step" and problem.reset.tensor is None and gradient == "none"
-    if layout.length < FEWEST_STEPS or (plain and problem.tiling == "vectors"):
+    if not problem.in_rows or layout.length < FEWEST_STEPS or (plain and problem.tiling == "vectors"):
+        return None
+    if not _lies_flat(problem, output, grad, gradient):
         return None
     vector = 16 // x.element_size()
     steps = 8 if x.element_size() == 8 or gradient != "none" else 16

@@ -132,7 +132,7 @@ class _Problem(ScanProblem):
         if block is not None:
             self.run_columns(block)
             return self.new((0, 1), self.accumulate_dtype)
-        of_output, of_grad = self.steps(output), self.steps(grad_gamma)
+        of_output, of_grad = self.layout.steps(output), self.layout.steps(grad_gamma)
         flat = flat_tile(self, of_output, of_grad, gradient)
         if flat is not None:
             return run_flat_rows(self, flat, of_output, of_grad, gradient)[:, 0]

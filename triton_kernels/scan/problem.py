@@ -101,10 +101,6 @@ class ScanProblem:
             turned, (self.x, self.y, self.gamma, self.initial, self.reset)
         )
 
-    def steps(self, tensor: Tensor | None) -> Operand:
-        """A further operand of output's shape, before `turn`."""
-        return self.layout.steps(tensor)
-
     def unfold_rows(self, values: Tensor, shape: torch.Size) -> Tensor:
         """(rows,) in the order of the kernels -> `shape`, output's shape without `dim`."""
         if self.turned:
