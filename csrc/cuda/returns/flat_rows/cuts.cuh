@@ -130,6 +130,12 @@ struct FlatLaneCuts {
   static __device__ __forceinline__ float bounded_weight(float weight, float of) {
     return of != 0.f && fabsf(weight) < FLT_MIN ? copysignf(FLT_MIN, weight) : weight;
   }
+  // Over 1, 2, 4, ... lanes, from that over one.
+  static __device__ __forceinline__ void square_powers(double over_lane, double (&powers)[6]) {
+    powers[0] = over_lane;
+#pragma unroll
+    for (int j = 1; j < 6; ++j) powers[j] = power_mul(powers[j - 1], powers[j - 1]);
+  }
 
   // Rows.
 

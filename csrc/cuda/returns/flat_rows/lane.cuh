@@ -214,11 +214,7 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed >> lane;
     const int reach = ahead ? __ffs(static_cast<int>(ahead)) - 1 : 31 - lane;
     double row_powers[6] = {};
-    if constexpr (kRows && !kFactors) {
-      row_powers[0] = row_power();
-#pragma unroll
-      for (int j = 1; j < 6; ++j) row_powers[j] = power_mul(row_powers[j - 1], row_powers[j - 1]);
-    }
+    if constexpr (kRows && !kFactors) this->square_powers(row_power(), row_powers);
     const auto power = [&](int j) {
       if constexpr (kRows) return row_powers[j];
       else if constexpr (std::is_same_v<Wide, float>) return p.short_powers[j];

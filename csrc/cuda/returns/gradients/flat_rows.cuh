@@ -257,11 +257,7 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed & ((1u << lane) - 1);
     const int reach = closed >> lane & 1 ? 0 : ahead ? lane - 31 + __clz(static_cast<int>(ahead)) : lane;
     double row_powers[6] = {};
-    if constexpr (kRows) {
-      row_powers[0] = row_power();
-#pragma unroll
-      for (int j = 1; j < 6; ++j) row_powers[j] = power_mul(row_powers[j - 1], row_powers[j - 1]);
-    }
+    if constexpr (kRows) this->square_powers(row_power(), row_powers);
     const auto power = [&](int j) {
       if constexpr (kRows) return row_powers[j];
       else if constexpr (kShort) return p.short_powers[j];
