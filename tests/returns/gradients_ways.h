@@ -12,6 +12,7 @@
 #include "returns/gradients/flat_columns.cuh"
 #include "returns/few_steps/kernel.cuh"
 #include "returns/n_step_blocks.cuh"
+#include "returns/n_step_windows.cuh"
 #include "returns/serial_columns/kernel.cuh"
 
 namespace gradients {
@@ -171,10 +172,16 @@ class Ways {
   bool run_windows() const {
     const auto plan = plan_gradient_scan(gradients, {1, 227 << 10, 16}, 1 << 10);
     if (!plan || !plan->scan.steps) return false;
+    if (takes_n_step_windows(plan->scan) && c.seed % 4) return run_tiles_of_windows(plan->scan);
     if constexpr (sizeof(T) <= 4) {
       if (is_plain(plan->scan) && plan->scan.steps <= kFloatSteps) return run_windows_in<Acc, true>(plan->scan);
     }
     return run_windows_in<double, false>(plan->scan);
+  }
+  bool run_tiles_of_windows(const ReturnsProblem& windows) const {
+    const auto params = n_step_windows_params<T>(windows);
+    return emulation::launch(ceil_div(params.count, params.outputs), kNStepWindowThreads, n_step_windows_bytes<T>(),
+        false, c.seed, [&] { n_step_windows_kernel<T, true>(params); });
   }
   template <typename Number, bool kPlain>
   bool run_windows_in(const ReturnsProblem& windows) const {

@@ -1,10 +1,11 @@
-// Random problems through the kernels of returns over n steps (csrc/cuda/returns/n_step.cuh, n_step_blocks.cuh) on a
+// Random problems through the kernels of returns over n steps (csrc/cuda/returns/n_step*.cuh) on a
 // CPU, against their definition in double: `n_step_on_cpu CASES SEED`. Prints what is wrong; the exit status says
 // whether anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
 #include "dcs/limits.h"
 #include "returns/n_step_blocks.cuh"
+#include "returns/n_step_windows.cuh"
 
 using namespace dcs;
 using trials::widened;
@@ -32,6 +33,7 @@ class Trial : public trials::RolloutTrial<T> {
       if (!run_any_few<1>()) return complain_of("few steps of a column");
     }
     if (!(p.steps < 8 ? run_any<1>() : run_any<8>())) return complain_of("any");
+    if (takes_n_step_windows(p) && !run_windows()) return complain_of("windows");
     bool is_right;
     if constexpr (sizeof(T) <= 4) is_right = is_plain(p) ? run_blocks<float, true>() : run_blocks<double, false>();
     else is_right = run_blocks<double, false>();
@@ -92,6 +94,12 @@ class Trial : public trials::RolloutTrial<T> {
   bool run_any() {
     const NStepCall<double> any = call<double>();
     return launch(p.rows() * ceil_div(p.length, kOut), [&] { n_step_kernel<T, kOut>(any); });
+  }
+  bool run_windows() {
+    const auto params = n_step_windows_params<T>(p);
+    this->targets.clear();
+    return this->is_right(emulation::launch(ceil_div(params.count, params.outputs), kNStepWindowThreads,
+        n_step_windows_bytes<T>(), false, c.seed, [&] { n_step_windows_kernel<T, false>(params); }));
   }
   template <typename Number, bool kPlain>
   bool run_blocks() {

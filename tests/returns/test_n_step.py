@@ -81,7 +81,7 @@ def test_odd_and_even_columns(device: str, shape: tuple[int, ...], dtype: torch.
 
 @pytest.mark.parametrize("n", [1, 8, 33, 250, 2**62])
 def test_long(device: str, n: int) -> None:
-    for (shape, dim), rates in itertools.product((((3, 599), 1), ((599, 3), 0), ((2, 260, 34), 1)), ("number", "row")):
+    for (shape, dim), rates in itertools.product((((3, 599), 1), ((599, 3), 0), ((2, 260, 34), 1), ((2, 4500), 1)), ("number", "row")):
         check(call(shape, dim, torch.float32, device, rates=rates, **kind(rates == "row")), n)
 
 

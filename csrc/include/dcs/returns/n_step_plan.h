@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 
 #include "dcs/returns/plan.h"
 
@@ -26,6 +27,30 @@ inline bool float_holds_window(const ReturnsProblem& p) {
   if (p.gamma.kind != GammaKind::kNumber || p.trace.kind != GammaKind::kNumber || gate == 0) return true;
   const double product = std::pow(gate, p.steps);
   return product >= FLT_MIN && product <= FLT_MAX;
+}
+
+// Tiles of elements in shared memory (n_step_windows.cuh), and how many of them threads have, and ask for at once.
+constexpr int kNStepWindowThreads = 256, kNStepWindowBatch = 4;
+constexpr int window_elements(int64_t number_bytes) { return number_bytes == 8 ? 4 : 8; }
+
+// Elements of a tile whose windows, and the step behind them, it has all of: half of them at least.
+inline int64_t window_outputs(const ReturnsProblem& p, int64_t number_bytes) {
+  return kNStepWindowThreads * window_elements(number_bytes) - p.steps;
+}
+static_assert(2 * kFloatSteps <= kNStepWindowThreads * window_elements(8));
+
+// Whether each tensor's rows lie one behind the other.
+inline bool windows_are_packed(const ReturnsProblem& p) {
+  return all_step_operands(p, [&](const void*, const Strides& s, int64_t) {
+    return (p.length == 1 || std::abs(s.time) == 1) && (p.inner == 1 || s.inner == p.length) &&
+        (p.outer == 1 || s.outer == p.inner * p.length);
+  });
+}
+// A single column is as good as a row.
+inline bool takes_n_step_windows(const ReturnsProblem& p) {
+  const bool is_row = std::abs(p.rewards.strides.time) == 1 || p.rows() == 1;
+  return is_row && is_plain(p) && p.steps <= kFloatSteps && (p.dtype == ElementType::Double || float_holds_window(p)) &&
+      counts_in_32_bits(p) && p.rows() * p.length < int64_t{1} << 30;
 }
 
 // Steps that are worth a thread of n_step_blocks.cuh, where there are fewer in a window.
