@@ -174,25 +174,6 @@ def test_long_rows_in_half_precision(
     assert len(taken) == (8 if value > 0 else 6)
 
 
-@kernel_test
-@pytest.mark.parametrize("gates", ["scalar", "row", rare("step")])
-@pytest.mark.parametrize("inner", [None, 12, rare(2)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_infinity_stays_one(
-    launchers: ModuleType, long: int, inner: int | None, gates: str, dtype: torch.dtype
-) -> None:
-    """Over more steps than there are powers of gamma above 0, of rows and columns, in tiles that look back."""
-    shape, dim = ((2, long), 1) if inner is None else ((long, inner), 0)
-    case = Case(shape, dim, dtype, gates, value=0.25, resets=dtype == torch.bfloat16)
-    if case.gamma is not None:
-        case.gamma.fill_(0.25)
-    if case.reset is not None:
-        case.reset.fill_(False)
-    case.x.select(dim, 1).fill_(float("inf"))
-    y = case.scan(launchers, False, False, None, None)
-    assert y.narrow(dim, 1, long - 1).isposinf().all()
-
-
 ROWS, COLUMNS, INNER = ((3, 50), 1), ((50, 12), 0), ((2, 17, 3), 1)
 BACKWARD = [(*layout, torch.float32) for layout in (ROWS, COLUMNS, INNER)]
 BACKWARD += [(*COLUMNS, torch.float64), (*ROWS, torch.bfloat16)]

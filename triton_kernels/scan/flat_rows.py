@@ -8,7 +8,7 @@ may not, has elements. A thread has V successive steps, A of them a vector.
 import triton
 import triton.language as tl
 
-from .gamma import discounted, number_of, rates
+from .gamma import discounted, rates
 from .tile import backwards, group_totals, pack, replay, scan_lanes, unpack
 from .tiles import carry_groups, carry_segments, gates_of_rows
 
@@ -189,7 +189,7 @@ def scan_rows_of_tile(
     values = load_groups(x_ptr + base, group, limit, Q, J, V, A, REVERSE)
     rows = limit // T
     first_row = tl.program_id(0).to(tl.int64) * (count // T)
-    NUMBER: tl.constexpr = number_of(KIND)
+    NUMBER: tl.constexpr = "scalar" if GATES == "fading" else KIND
     gates, gate_rest, weight, lane_weight = gates_of_rows(x_ptr, gamma_bits, True, lane, J, V, ACC, NUMBER, WIDE)
     if GATES == "step":
         gates = load_groups(gamma_ptr + base, group, limit, Q, J, V, A, REVERSE)

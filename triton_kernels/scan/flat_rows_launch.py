@@ -87,7 +87,9 @@ def run_flat_rows(problem: ScanProblem, tile: FlatTile, output: Operand, grad: O
     x, y, gamma, initial, reset, layout = (
         problem.x, problem.y, problem.gamma, problem.initial, problem.reset, problem.layout,
     )  # fmt: skip
-    kind = problem.gates_over(tile.steps)
+    kind = problem.gates.kind
+    if kind == "scalar" and 0 < abs(problem.gates.value) <= 1:
+        kind = "fading"
     starts = sum(1 << i for i in range(0, tile.steps, layout.length))
     sums = problem.new((layout.rows if gradient == "sum" else 0, 1), problem.accumulate_dtype)
     scan_flat_rows[(triton.cdiv(layout.rows, tile.rows),)](

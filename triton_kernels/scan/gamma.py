@@ -2,7 +2,6 @@
 
 Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for one gamma a row, "step" for one a step; "fading" for a
 "scalar" of at most 1 in magnitude, but not 0, whose even powers stay above 0: an infinity stays one over many steps.
-`number_of` names what such a gamma is to a single step.
 """
 
 import triton
@@ -62,24 +61,9 @@ def discounted(value, carry, gate, gate_rest, GATES: tl.constexpr):
 
 
 @triton.constexpr_function
-def number_of(gates):
-    """GATES, but "scalar" for "fading"."""
-    return "scalar" if gates == "fading" else gates
-
-
-@triton.constexpr_function
 def smallest(dtype):
     """The least number above 0."""
     return 2.0**-1074 if dtype == tl.float64 else 2.0**-149
-
-
-@triton.jit
-def above_zero(weight, GATES: tl.constexpr):
-    """A product of gates as it is, but never 0 if "fading"."""
-    if GATES == "fading":
-        return tl.maximum(weight, tl.full((), smallest(weight.dtype), weight.dtype))
-    else:
-        return weight
 
 
 @triton.jit
@@ -88,7 +72,7 @@ def weighted(value, weight, other, GATES: tl.constexpr, WIDE: tl.constexpr):
     if GATES == "sum":
         return value + other
     elif GATES == "fading":
-        return above_zero(weight.to(value.dtype), GATES) * other + value
+        return tl.maximum(weight.to(value.dtype), tl.full((), smallest(value.dtype), value.dtype)) * other + value
     elif WIDE:
         return value + (weight * other.to(tl.float64)).to(value.dtype)
     else:
@@ -103,18 +87,14 @@ def without_sign(a):
 
 @triton.jit
 def bounded_product(a, b):
-    """``a * b``, an overflow of finite factors cut to the largest number: inf * 0 would make a NaN of a finite sum. Nor
-    do factors of 2^-1042 and more vanish: 0 * inf would make one of an infinite sum.
+    """``a * b``, an overflow of finite factors cut to the largest number: inf * 0 would make a NaN of a finite sum.
 
     By integers: float64 comparisons and selections take three times as long.
     """
     product = a * b
-    high_a, high_b, high = without_sign(a), without_sign(b), without_sign(product)
-    overflows = (high == INFINITE) & (tl.maximum(high_a, high_b) < INFINITE)
-    vanishes = (high == 0) & (tl.minimum(high_a, high_b) > 0)
-    # The number before infinity, or 2^-1042, of either sign.
-    bits = product.to(tl.int64, bitcast=True) - overflows.to(tl.int64)
-    return (bits | (vanishes.to(tl.int64) << 32)).to(tl.float64, bitcast=True)
+    overflows = (without_sign(product) == INFINITE) & (tl.maximum(without_sign(a), without_sign(b)) < INFINITE)
+    # The number before infinity, of either sign.
+    return (product.to(tl.int64, bitcast=True) - overflows.to(tl.int64)).to(tl.float64, bitcast=True)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.launch import device_of
-from .gamma import above_zero, integer_power, load_gamma, number_of, power_of_two_power, rates, split_gamma, weighted
+from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
 from .tile import (
     gate_gradients,
     group_totals,
@@ -70,7 +70,7 @@ def look_back(word_ptr, tile, weight, initial, GATES: tl.constexpr, WIDE: tl.con
         folded = totals
     else:
         exponent = tl.maximum(tl.where(entry == slot, slot, slot - 1 - entry), 0)
-        folded = totals * above_zero(integer_power(weight, exponent, 8, WIDE), GATES)
+        folded = totals * integer_power(weight, exponent, 8, WIDE)
     return tl.sum(tl.where(entry <= slot, folded, 0.0), axis=0)
 
 
@@ -104,7 +104,7 @@ def scan_lookback(
     gamma = load_gamma(gamma_row, gamma_bits, GATES)
     gate, gate_rest = split_gamma(gamma)
     gates = (gate,)
-    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, number_of(GATES))
+    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
     row_start = gate * 0
     if HAS_INITIAL:
         row_initial = initial_ptr + outer_index * initial_outer + inner_index * initial_inner
@@ -136,7 +136,7 @@ def scan_lookback(
         if GATES == "sum":
             prefix = tile_total + carry
         else:
-            prefix = tile_total + above_zero(tile_weight, GATES) * carry
+            prefix = tile_total + tile_weight * carry
         publish(own_word + 1, prefix.to(tl.float32))
 
     segment_index = tl.arange(0, Q)[None, :]

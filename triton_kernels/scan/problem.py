@@ -107,11 +107,6 @@ class ScanProblem:
             values = values.view(self.outer, self.inner).t().reshape(-1)
         return self.layout.unfold_rows(values, shape)
 
-    def gates_over(self, steps: int) -> str:
-        """GATES of gamma.py, for groups of so many steps: a "scalar" fades over an even number of them."""
-        fades = self.gates.kind == "scalar" and 0 < abs(self.gates.value) <= 1 and steps % 2 == 0
-        return "fading" if fades else self.gates.kind
-
     @property
     def half_precision(self) -> bool:
         return self.y.tensor is not None and self.y.tensor.dtype in HALF_DTYPES

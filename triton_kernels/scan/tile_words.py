@@ -10,7 +10,7 @@ in one fixed tree.
 import triton
 import triton.language as tl
 
-from .gamma import above_zero, bounded_product
+from .gamma import bounded_product
 
 WRITTEN = tl.constexpr(1 << 32)
 CUT = tl.constexpr(1 << 33)
@@ -100,7 +100,7 @@ def join_slots(
         product = product_0
     else:
         total = total_1 + product_1 * total_0
-        product = bounded_product(product_0, product_1) if WIDE else above_zero(product_0 * product_1, GATES)
+        product = bounded_product(product_0, product_1) if WIDE else product_0 * product_1
     if RESET:
         return tl.where(cut_1 != 0, total_1, total), product, cut_0 | cut_1
     else:
@@ -147,7 +147,7 @@ def carry_into_tile(
         is_slot = (high > 0) & (entry > 0) if i == 0 else high > i
         own_product = tl.full((), 1.0, tl.float64)
         if GATES != "sum":
-            own_product = tl.where(is_slot, products[i] if GATES == "step" else above_zero(weight, GATES), 1.0)
+            own_product = tl.where(is_slot, products[i] if GATES == "step" else weight, 1.0)
         own_cut = cut
         if RESET:
             own_cut = tl.where(is_slot & ((loaded[i] & CUT) != 0), 1, 0)

@@ -8,7 +8,7 @@ the carry into it from the words of the tiles before (tile_words.py).
 import triton
 import triton.language as tl
 
-from .gamma import integer_power, load_gamma, number_of, power_of_two_power, rates, split_gamma
+from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma
 from .tile import (
     as_loaded,
     gate_gradients,
@@ -274,11 +274,10 @@ def scan_tiles(
         gamma_row = rows_at(gamma_ptr, outer_index, start, across, gamma_outer, gamma_inner)
     elif GATES == "row":
         gamma_row = rows_at(gamma_ptr, outer_index, start, row_index, gamma_outer, gamma_inner)
-    NUMBER: tl.constexpr = number_of(GATES)
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
-        gamma_row, gamma_bits, row_valid, lane, J, V, ACC, NUMBER, WIDE
+        gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
-    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, NUMBER)
+    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
     reset_row = x_row
     if RESET:
         reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
@@ -317,7 +316,7 @@ def scan_tiles(
             group_carry = as_loaded(group_carry, pin)
             if OPAQUE:
                 valid, values, gates = loaded_anew(valid, values, gates, V, GATES)
-        SELECT_FIRST: tl.constexpr = (NUMBER == "scalar" or GATES == "row") and not STARTED
+        SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
         first = begin + group == 0
         results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
         if LAYOUT == "serial" and J == 1:
