@@ -174,7 +174,8 @@ class Ways {
     if (!plan || !plan->scan.steps) return false;
     if (takes_n_step_windows(plan->scan) && c.seed % 4) return run_tiles_of_windows(plan->scan);
     if constexpr (sizeof(T) <= 4) {
-      if (is_plain(plan->scan) && plan->scan.steps <= kFloatSteps) return run_windows_in<Acc, true>(plan->scan);
+      if (is_plain(plan->scan) && plan->scan.steps <= kFloatSteps && float_holds_window(plan->scan))
+        return run_windows_in<Acc, true>(plan->scan);
     }
     return run_windows_in<double, false>(plan->scan);
   }

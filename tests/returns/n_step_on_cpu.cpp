@@ -1,6 +1,5 @@
-// Random problems through the kernels of returns over n steps (csrc/cuda/returns/n_step*.cuh) on a
-// CPU, against their definition in double: `n_step_on_cpu CASES SEED`. Prints what is wrong; the exit status says
-// whether anything was.
+// Random problems through the kernels of returns over n steps (csrc/cuda/returns/n_step*.cuh) on a CPU, against their
+// definition in double: `n_step_on_cpu CASES SEED`. Prints what is wrong; the exit status says whether anything was.
 #include "emulation.h"
 #include "rollout_on_cpu.h"
 #include "dcs/limits.h"

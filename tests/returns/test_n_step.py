@@ -81,8 +81,23 @@ def test_odd_and_even_columns(device: str, shape: tuple[int, ...], dtype: torch.
 
 @pytest.mark.parametrize("n", [1, 8, 33, 250, 2**62])
 def test_long(device: str, n: int) -> None:
-    for (shape, dim), rates in itertools.product((((3, 599), 1), ((599, 3), 0), ((2, 260, 34), 1), ((2, 4500), 1)), ("number", "row")):
+    shapes = (((3, 599), 1), ((599, 3), 0), ((2, 260, 34), 1), ((2, 4500), 1))
+    for (shape, dim), rates in itertools.product(shapes, ("number", "row")):
         check(call(shape, dim, torch.float32, device, rates=rates, **kind(rates == "row")), n)
+
+
+def test_gradients_of_one_step(device: str) -> None:
+    """Of rows whose flags lie apart in another way than their rewards: a stride of one step says nothing."""
+    rewards, values = (torch.randn(300, 1, device=device, requires_grad=True) for _ in range(2))
+    bootstrap = torch.randn(300, device=device, requires_grad=True)
+    terminated = (torch.arange(300, device=device) % 3 == 0)[None].t()
+    targets = returns.n_step_returns(
+        rewards, values, bootstrap_value=bootstrap, terminated=terminated, gamma=0.5, n=1, time_dim=1
+    )
+    grad = torch.randn_like(targets)
+    of_rewards, of_bootstrap = torch.autograd.grad(targets, (rewards, bootstrap), grad)
+    assert torch.equal(of_rewards, grad)
+    assert torch.equal(of_bootstrap, torch.where(terminated, 0, 0.5 * grad)[:, 0])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

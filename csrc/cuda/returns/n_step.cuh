@@ -1,7 +1,8 @@
 // Returns over n steps (`_n_step_returns`), one pass. Every result is a recurrence of its own, from the last step of
 // its window back: what it reads again of its neighbors' steps comes from registers or from caches. Up to kMostSteps of
 // them are known to the compiler, for calls whose discounts are numbers or one a row and whose flags are bool; the
-// kernel for all cases shares what several windows have in common. n_step_blocks.cuh takes most others.
+// kernel for all cases shares what several windows have in common. Most others are shared windows: of tiles
+// (n_step_windows.cuh) or of blocks of n steps (n_step_blocks.cuh).
 #pragma once
 
 #include "common/divisor.cuh"
@@ -52,6 +53,27 @@ __device__ __forceinline__ NStepRates<Acc> n_step_rates(const NStepCall<Acc>& ca
   const auto at = [&](const ReturnsDiscount& rate) { return rate.tensor.strides.at(outer, inner); };
   const Rates<double> rates = rates_of<double>(p.gamma, p.trace, at(p.gamma), at(p.trace));
   return {static_cast<Acc>(rates.gamma), static_cast<Acc>(rates.rest), static_cast<Acc>(rates.carried)};
+}
+
+// Of a step's value, and of the next value of the step before it in time.
+template <typename Number>
+struct NStepGradients {
+  Number of_value, of_next;
+};
+// Of a step, of which the scan's result is y, and `before` that of the step before, if there is one (symbols:
+// torch_dcs_ops/ops/returns/gradients.py). A step's own value has what the scan leaves of its target's gradient; where
+// steps have none of their own their states are the next ones of the steps before.
+template <typename Params, typename Number>
+__device__ __forceinline__ NStepGradients<Number> gradients_of_step(const Params& call, Number reward, Number y,
+    Number before, Number gamma, bool has_before, bool terminates, bool truncates) {
+  const bool lacks = truncates || (terminates && call.ends_lack);
+  const Number of_own = call.of_targets ? reward - y : -y;
+  Number of_next = 0;
+  if (has_before) {
+    if (!lacks) of_next = gamma * before;
+    if (!call.has_own_values && !terminates) of_next += of_own;
+  }
+  return {(call.has_own_values ? of_own : Number(0)) + (call.has_next_values ? Number(0) : of_next), of_next};
 }
 
 constexpr int kMostSteps = 8, kNStepBatch = 8, kNStepColumns = 2;

@@ -210,22 +210,15 @@ struct NStepBlocks {
   __device__ __forceinline__ char* result_at(const ColumnTensor<char>& tensor, int t) const {
     return address(tensor, last_of_cell(tensor, outer, cell), t);
   }
-  // All gradients of step t + i, of which the scan's result is y (symbols: torch_dcs_ops/ops/returns/gradients.py). A
-  // step's own value has what the scan leaves of its target's gradient; where steps have none of their own their states
-  // are the next ones of the steps before.
+  // All gradients of step t + i, of which the scan's result is y.
   __device__ __forceinline__ void write_gradients(const Outputs& to, int t, int i, Number y) {
-    const bool has_before = t + i + 1 < call.length, lacks = (truncates | (terminates & call.ends_lack)) >> i & 1;
-    const Number of_own = call.of_targets ? reward[i] - y : -y;
-    Number of_next = 0;  // of the step before in time
-    if (has_before) {
-      const Number own_gamma = kPlain ? rates.gamma : static_cast<Number>(gamma[kPlain ? 0 : i] * row_gamma);
-      if (!lacks) of_next = own_gamma * before;
-      if (!call.has_own_values && !(terminates >> i & 1)) of_next += of_own;
-      to.write(call.pg_advantages, to.pg_advantages, i + 1, of_next);
-    }
+    const bool has_before = t + i + 1 < call.length;
+    const Number own_gamma = kPlain ? rates.gamma : static_cast<Number>(gamma[kPlain ? 0 : i] * row_gamma);
+    const auto gradients =
+        gradients_of_step(call, reward[i], y, before, own_gamma, has_before, terminates >> i & 1, truncates >> i & 1);
+    if (has_before) to.write(call.pg_advantages, to.pg_advantages, i + 1, gradients.of_next);
     to.write(call.advantages, to.advantages, i, y);
-    to.write(call.targets, to.targets, i,
-        (call.has_own_values ? of_own : Number(0)) + (call.has_next_values ? Number(0) : of_next));
+    to.write(call.targets, to.targets, i, gradients.of_value);
     before = y;
     if (t + i == 0) write_behind(y);
   }

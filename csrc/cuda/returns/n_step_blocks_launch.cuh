@@ -27,7 +27,7 @@ cudaError_t launch_n_step_windows(const ReturnsProblem& p, const Device& device,
 
 // Of those of which takes_n_step_blocks(p, device.shared_per_block).
 template <typename T, bool kGradients>
-cudaError_t launch_n_step_blocks(const ReturnsProblem& p, const Device& device, cudaStream_t stream) {
+cudaError_t launch_shared_windows(const ReturnsProblem& p, const Device& device, cudaStream_t stream) {
   if (takes_n_step_windows(p)) return launch_n_step_windows<T, kGradients>(p, device, stream);
   if constexpr (sizeof(T) <= 4) {
     if (is_plain(p) && p.steps <= kFloatSteps && float_holds_window(p))

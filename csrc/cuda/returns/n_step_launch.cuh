@@ -37,7 +37,7 @@ class NStepLaunch {
       }
       if (columns_are_neighbors()) return columns_of_any<1>();
     }
-    if (takes_n_step_blocks(p_, device_.shared_per_block)) return launch_n_step_blocks<T, false>(p_, device_, stream_);
+    if (takes_n_step_blocks(p_, device_.shared_per_block)) return launch_shared_windows<T, false>(p_, device_, stream_);
     if (p_.steps >= 8) return launch_any<8>();
     return launch_any<1>();
   }

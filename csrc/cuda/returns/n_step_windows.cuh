@@ -25,11 +25,12 @@ struct NStepWindowsParams {
   NStepTensor<char> targets, advantages, pg_advantages, bootstrap_gradient;  // all but the first of gradients
   ReturnsDiscount gamma, trace;
   NStepRates<Acc> rates;  // where both are numbers
-  bool has_row_rates, has_next_values;
-  bool has_own_values, of_targets;  // of gradients, as the next one
-  bool ends_lack;                   // an end lacks a next value, and no other step
-  bool is_turned;                   // time runs against memory
-  bool is_packed;                   // each tensor's rows lie one behind the other
+  bool has_row_rates;     // of double alone
+  bool has_next_values;   // of gradients: whether steps had their own next values
+  // Of gradients: whether steps had their own values, the incoming one is of targets, and an end lacks a next value.
+  bool has_own_values, of_targets, ends_lack;
+  bool is_turned;  // time runs against memory
+  bool is_packed;  // each tensor's rows lie one behind the other
   int n, length;
   uint32_t count, outputs;  // steps of all rows, in the order of the scan; of a block
   Divisor by_length, by_inner;
@@ -110,7 +111,7 @@ struct NStepWindows {
         maps(reinterpret_cast<Map*>(shared)),
         ends(reinterpret_cast<Acc*>(shared + kTile * sizeof(Map))),
         rates(of.rates) {
-    if (!params.has_row_rates) return;
+    if (sizeof(Acc) < 8 || !params.has_row_rates) return;
     const uint32_t first = blockIdx.x * params.outputs;
     const Place begin = place(first), end = place(min(first + kTile, params.count) - 1);
     has_one_rate = begin.outer == end.outer && begin.cell == end.cell;
@@ -156,9 +157,10 @@ struct NStepWindows {
     else return of_row(tensor, of) + static_cast<int64_t>(of.t + ahead) * tensor.time;
   }
   __device__ __forceinline__ NStepRates<Acc> rates_at(int i) const {
-    return has_one_rate ? rates : rates_of_row(params, place(index(i)));
+    if (sizeof(Acc) < 8 || has_one_rate) return rates;
+    return rates_of_row(params, place(index(i)));
   }
-  // Not inlined: eight times as much code, which most calls do not need.
+  // Not inlined: a copy of it for each element, which most calls do not need.
   static __device__ __noinline__ NStepRates<Acc> rates_of_row(const NStepWindowsParams<Acc>& params, Place of) {
     const auto row = [&](const ReturnsDiscount& rate) { return rate.tensor.strides.at(of.outer, of.cell); };
     const Rates<double> rates = rates_of<double>(params.gamma, params.trace, row(params.gamma), row(params.trace));
@@ -277,23 +279,16 @@ struct NStepWindows {
       const NStepTensor<char>& tensor, int i, const Place& of, int ahead, Acc result) const {
     if (!kGradients || tensor.data) *reinterpret_cast<T*>(at<kPacked>(tensor, i, of, ahead)) = cast<T>(result);
   }
-  // All gradients of an element's step, of which the scan's result is y (symbols: torch_dcs_ops/ops/returns/
-  // gradients.py). A step's own value has what the scan leaves of its target's gradient; where steps have none of their
-  // own their states are the next ones of the steps before.
+  // All gradients of an element's step.
   template <bool kPacked>
   __device__ __forceinline__ void write_gradients(int i, const Place& here) const {
     const Acc gamma = rates_at(i).gamma, y = window[i].total, before = ends[element(i) + 1];
-    const bool terminates = terminal >> i & 1, lacks = truncation >> i & 1 || (terminates && params.ends_lack);
-    const Acc of_own = params.of_targets ? reward[i] - y : -y;
-    Acc of_next = 0;  // of the step before in time
-    if (!(last >> i & 1)) {
-      if (!lacks) of_next = gamma * before;
-      if (!params.has_own_values && !terminates) of_next += of_own;
-      put<kPacked>(params.pg_advantages, i, here, 1, of_next);
-    }
+    const bool has_before = !(last >> i & 1);
+    const auto gradients =
+        gradients_of_step(params, reward[i], y, before, gamma, has_before, terminal >> i & 1, truncation >> i & 1);
+    if (has_before) put<kPacked>(params.pg_advantages, i, here, 1, gradients.of_next);
     put<kPacked>(params.advantages, i, here, 0, y);
-    put<kPacked>(params.targets, i, here, 0,
-        (params.has_own_values ? of_own : Acc(0)) + (params.has_next_values ? Acc(0) : of_next));
+    put<kPacked>(params.targets, i, here, 0, gradients.of_value);
     if (here.t == 0) write_behind<kPacked>(i, here, gamma, y);
   }
   // The gradients behind a row, whose last step in time has the result y.

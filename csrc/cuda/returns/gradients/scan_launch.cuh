@@ -46,7 +46,7 @@ auto gradient_tiles_of(bool flat) {
 template <typename T>
 cudaError_t launch_gradient_scan(
     const GradientScanPlan& plan, const Device& device, void* workspace, cudaStream_t stream) {
-  if (plan.scan.steps) return launch_n_step_blocks<T, true>(plan.scan, device, stream);
+  if (plan.scan.steps) return launch_shared_windows<T, true>(plan.scan, device, stream);
   if (plan.rows) {
     switch (flat_form(plan.scan)) {
       case FlatForm::kGradients: return launch_gradient_rows<T, FlatForm::kGradients>(plan, device, workspace, stream);

@@ -210,7 +210,7 @@ inline bool scans_one_gradient(const ReturnsGradientsProblem& p) {
 }
 
 // Gradients in one kernel that also makes results: flat rows; flat tiles of columns; or, of a mirrored scan, threads
-// that take columns, tiles of these, or blocks of n steps.
+// that take columns, tiles of these, or windows of n steps.
 struct GradientScanPlan {
   ReturnsProblem scan;
   std::optional<FlatReturnsPlan> rows;

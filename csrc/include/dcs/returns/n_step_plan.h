@@ -46,19 +46,20 @@ static_assert(2 * kFloatSteps <= kNStepWindowThreads * window_elements(8));
 // Whether each tensor's rows lie one behind the other.
 inline bool windows_are_packed(const ReturnsProblem& p) {
   return all_step_operands(p, [&](const void*, const Strides& s, int64_t) {
-    return (p.length == 1 || std::abs(s.time) == 1) && (p.inner == 1 || s.inner == p.length) &&
+    return std::abs(s.time) == 1 && (p.inner == 1 || s.inner == p.length) &&
         (p.outer == 1 || s.outer == p.inner * p.length);
   });
 }
 // A single column is as good as a row. Blocks of so few steps that neighboring threads find them in one sector of
 // memory are faster by n_step_blocks.cuh: half precision of 9 to 16 steps 1.05 to 1.4 times, others 0.5 to 0.9 on an
 // H200.
+// Discounts of rows are not known to leave float room for their products.
 constexpr int64_t kWindowSector = 32;
 inline bool takes_n_step_windows(const ReturnsProblem& p) {
+  const bool is_wide = p.dtype == ElementType::Double || (!has_row_rates(p) && float_holds_window(p));
   const bool is_row = std::abs(p.rewards.strides.time) == 1 || p.rows() == 1;
   const bool is_near = p.steps > kLeastShare / 2 && p.steps * bytes_of(p.dtype) <= kWindowSector;
-  return is_row && !is_near && is_plain(p) && p.steps <= kFloatSteps &&
-      (p.dtype == ElementType::Double || float_holds_window(p)) && counts_in_32_bits(p) &&
+  return is_row && !is_near && is_wide && is_plain(p) && p.steps <= kFloatSteps && counts_in_32_bits(p) &&
       p.rows() * p.length < int64_t{1} << 30;
 }
 
