@@ -8,6 +8,7 @@
 
 #include "common/ptx/dependent_launch.cuh"
 #include "returns/n_step.cuh"
+#include "returns/n_step_gradients.cuh"
 #include "returns/serial_columns/params.cuh"
 
 namespace dcs {

@@ -8,6 +8,7 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "dcs/returns/n_step_plan.h"
 #include "returns/n_step.cuh"
+#include "returns/n_step_gradients.cuh"
 
 namespace dcs {
 
