@@ -7,7 +7,7 @@
 
 #include "common/device.h"
 #include "returns/n_step.cuh"
-#include "returns/n_step_blocks_launch.cuh"
+#include "returns/n_step_shared_launch.cuh"
 
 namespace dcs {
 

@@ -54,8 +54,8 @@ NStepWindowsParams<typename Types<T>::Acc> n_step_windows_params(const ReturnsPr
   };
   const auto set_steps = [&](auto& tensor, auto* data, const Strides& strides, int64_t size) {
     set(tensor, data, strides, size);
-    if (!data || !params.is_packed) return;
-    if (params.is_turned) tensor.data += (p.outer - 1) * tensor.outer + (p.inner - 1) * int64_t{tensor.cell};
+    if (data && params.is_packed && params.is_turned)
+      tensor.data += (p.outer - 1) * tensor.outer + (p.inner - 1) * int64_t{tensor.cell};
   };
   const ReturnsInput& values = p.next_values.data ? p.next_values : p.values;
   set_steps(params.rewards, p.rewards.data, p.rewards.strides, sizeof(T));

@@ -8,7 +8,7 @@
 #include "returns/gradients/flat_rows.cuh"
 #include "returns/gradients/launch.h"
 #include "returns/gradients/tile_columns.cuh"
-#include "returns/n_step_blocks_launch.cuh"
+#include "returns/n_step_shared_launch.cuh"
 #include "returns/serial_columns/launch.cuh"
 #include "returns/tile_columns/launch.cuh"
 
