@@ -51,6 +51,9 @@ _SCHEMAS = (
     # What the kernels compute; the ops above are fronts of it. gamma None: gamma_value is the discount of every step.
     "_scan(Tensor input, Tensor? gamma, float gamma_value, int dim, bool reverse, bool shifted, Tensor? initial, "
     "Tensor? reset, SymInt? window) -> Tensor",
+    # The same for eager calls with nothing to record: it has no kernel at the Autograd key.
+    "_scan_unrecorded(Tensor input, Tensor? gamma, float gamma_value, int dim, bool reverse, bool shifted, "
+    "Tensor? initial, Tensor? reset, SymInt? window) -> Tensor",
     # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass. grad_gamma has input's shape for a
     # gamma of every step, none for a 0-D gamma, else input's without `dim`.
     "_scan_gradients(Tensor grad, Tensor output, Tensor? gamma, float gamma_value, int dim, bool reverse, "
@@ -202,6 +205,7 @@ discounted_cumsum_tensor = torch.ops.dcs.discounted_cumsum.Tensor
 discounted_cumsum_number = torch.ops.dcs.discounted_cumsum.default
 cumsum = torch.ops.dcs.cumsum.default
 scan = torch.ops.dcs._scan.default
+scan_unrecorded = torch.ops.dcs._scan_unrecorded.default
 scan_gradients = torch.ops.dcs._scan_gradients.default
 scan_plan = torch.ops.dcs.scan_plan.default
 linear_cross_entropy = torch.ops.dcs.linear_cross_entropy.default

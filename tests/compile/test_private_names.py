@@ -34,9 +34,12 @@ DECLARED: dict[str, tuple[str, ...]] = {
     "torch._C._TorchDispatchModeKey": (_AUTOGRAD,),
     "torch._C._after_autograd_keyset": (_AUTOGRAD,),
     "torch._C._are_functorch_transforms_active": ("ops", "distributed/common.py"),
+    "torch._C._dispatch_call_boxed": (_AUTOGRAD,),
     "torch._C._dispatch_keys": ("ops",),
     "torch._C._get_dispatch_mode": (_AUTOGRAD,),
     "torch._C._is_any_autocast_enabled": ("ops",),
+    "torch._C._is_torch_function_mode_enabled": ("ops/scan/autograd.py",),
+    "torch._C._is_tracing": ("ops/scan/autograd.py",),
     "torch._C._len_torch_dispatch_stack": ("ops", "distributed/scan/head.py"),
     # Autograd and functorch.
     "torch._C._autograd._get_current_graph_task_keep_graph": ("ops/linear_cross_entropy/scale.py",),

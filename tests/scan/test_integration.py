@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -144,6 +145,52 @@ def test_tensor_subclasses_stay_themselves(device: str) -> None:
     torch.testing.assert_close(discounted_cumsum(labeled, 0.9).as_subclass(Tensor), discounted_cumsum(x, 0.9))
     parameter = torch.nn.Parameter(x)
     assert type(discounted_cumsum(parameter, 0.9)) is Tensor
+
+
+@pytest.mark.parametrize("name", ["gamma", "initial", "reset"])
+def test_torch_function_of_an_operand(device: str, name: str) -> None:
+    seen = []
+
+    class Subclass(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    x = make((3, 8), torch.float32, device)
+    gamma = make_gamma("row", x.shape, 1, x.dtype, device)
+    operands = {"gamma": gamma, "initial": x[:, 0], "reset": make_reset(x.shape, device)}
+    expected = discounted_cumsum(x, **operands)
+    operands[name] = operands[name].as_subclass(Subclass)
+    y = discounted_cumsum(x, **operands)
+    assert any(function.namespace == "dcs" for function in seen if isinstance(function, torch._ops.OpOverload))
+    assert isinstance(y, Subclass)
+    assert torch.equal(y.as_subclass(Tensor), expected)
+
+
+def test_torch_function_modes_see_the_call(device: str) -> None:
+    class Mode(TorchFunctionMode):
+        ops = 0
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.ops += isinstance(function, torch._ops.OpOverload) and function.namespace == "dcs"
+            return function(*args, **(kwargs or {}))
+
+    x = make((3, 8), torch.float32, device)
+    with Mode() as mode:
+        discounted_cumsum(x, 0.9)
+        cumsum(x)
+    assert mode.ops == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_trace_records_the_call(device: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        return discounted_cumsum(x, 0.9) + cumsum(x)
+
+    x = make((3, 8), torch.float32, device)
+    traced = torch.jit.trace(function, x)
+    assert torch.equal(traced(x + 1), function(x + 1))
 
 
 def test_public_and_raw_ops_agree(device: str) -> None:

@@ -15,16 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from ... import _registry
 from ...reference import scan as reference
 from ...reference.scan import ScanCall
-from .._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals
+from .._common.autograd import Node, apply, below, boxed, in_forward_mode, levels_below, primals
 from .._common.validate import known
 from . import derivatives as gradients
 from .validate import check_scan
 
 _is_grad_enabled = torch.is_grad_enabled
+_function_mode = torch._C._is_torch_function_mode_enabled
+_jit_tracing = torch._C._is_tracing
+_unrecorded = boxed(_registry.scan_unrecorded)
+_PLAIN = (Tensor, Parameter)
 _functorch_active = torch._C._are_functorch_transforms_active
 
 
@@ -55,6 +60,36 @@ def differentiable_scan(run: Callable[[], Tensor] | None, input: Tensor, *args: 
     return scanned
 
 
+def unrecorded_scan(
+    input: Tensor,
+    gamma: Tensor | None,
+    number: float,
+    dim: int,
+    reverse: bool,
+    shifted: bool,
+    initial: Tensor | None,
+    reset: Tensor | None,
+    window: int | None,
+) -> Tensor:
+    """`_scan` of a plain `input`, past the Python kernel at the Autograd key, which costs more than the C++ one.
+
+    A guard that excludes the key takes 1 us: hence an op of its own.
+    """
+    output: Tensor
+    if (
+        (gamma is None or type(gamma) in _PLAIN)
+        and (initial is None or type(initial) in _PLAIN)
+        and (reset is None or type(reset) in _PLAIN)
+        and not _function_mode()
+        and not _jit_tracing()
+    ):
+        output = _unrecorded(input, gamma, number, dim, reverse, shifted, initial, reset, window)
+    else:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = _registry.scan(input, gamma, number, dim, reverse, shifted, initial, reset, window)
+    return output
+
+
 class ScanFunction(Node):
     """One scan. Saves gamma, initial, reset and, only where gamma has a derivative, the output."""
 
@@ -63,8 +98,7 @@ class ScanFunction(Node):
         # The fields of a ScanCall one by one: autograd finds no tensors inside one.
         gamma, gamma_value, dim, reverse, shifted, initial, reset, window = args
         if run is None:
-            with torch._C._AutoDispatchBelowAutograd():
-                output: Tensor = _registry.scan(input, *args)
+            output = unrecorded_scan(input, *args)
         elif _functorch_active():
             # The levels further down record what they need themselves.
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
@@ -158,4 +192,5 @@ def scan_gradients_autograd(
 
 
 _registry.LIBRARY.impl("_scan", scan_autograd, "Autograd", with_keyset=True)
+_registry.LIBRARY.impl("_scan_unrecorded", torch.library.fallthrough_kernel, "Autograd")
 _registry.LIBRARY.impl("_scan_gradients", scan_gradients_autograd, "Autograd", with_keyset=True)

@@ -13,14 +13,12 @@ from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below
 from .._common.validate import dtype_name, fail
-from .autograd import differentiable_scan, tracked
+from .autograd import differentiable_scan, tracked, unrecorded_scan
 from .backends import BACKENDS, Backend
 from .discounted_cumsum import watched
 from .validate import check_argument_types, check_scan
 
 _op = _registry.cumsum
-_scan = _registry.scan
-_below_autograd = torch._C._AutoDispatchBelowAutograd
 _is_grad_enabled = torch.is_grad_enabled
 
 _INTEGERS = (
@@ -65,11 +63,8 @@ def cumsum(input: Tensor, dim: int = -1, *, reverse: bool = False, dtype: torch.
     try:
         is_recorded = _is_grad_enabled() and input.requires_grad
         if dtype is None and not is_recorded and not watched(input) and _is_inexact(input.dtype):
-            # Nothing to record: past the Python kernel at the Autograd key, which costs more than the C++ one.
             try:
-                with _below_autograd():
-                    output = _scan(input, None, 1.0, dim, reverse, False, None, None, None)
-                return output
+                return unrecorded_scan(input, None, 1.0, dim, reverse, False, None, None, None)
             except (IndexError, RuntimeError, TypeError):
                 pass  # The public op says what is wrong, in its name.
         output = _op(input, dim, reverse=reverse, dtype=dtype)

@@ -20,19 +20,17 @@ from ... import _registry
 from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below
-from .autograd import ScanFunction, differentiable_scan, tracked
+from .autograd import ScanFunction, differentiable_scan, tracked, unrecorded_scan
 from .backends import BACKENDS, Backend
 from .kernel_ops import scan_flops
 from .packed import joined
 from .validate import check_argument_types, check_direction, check_scan
 
 _OP = "discounted_cumsum"
-_scan = _registry.scan
 _tensor_op = _registry.discounted_cumsum_tensor
 _number_op = _registry.discounted_cumsum_number
 
 # Looked up once: an attribute of a module is 30 ns, and a call has 2 us for everything but the kernel.
-_below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _autocast_enabled = torch._C._is_any_autocast_enabled
@@ -127,10 +125,7 @@ def discounted_cumsum(
             or (initial is not None and initial.requires_grad)
         ):
             return _apply(None, input, rates, number, dim, reverse, False, initial, reset, window)
-        # Nothing to record: past the Python kernel at the Autograd key, which costs more than the C++ one.
-        with _below_autograd():
-            output: Tensor = _scan(input, rates, number, dim, reverse, False, initial, reset, window)
-        return output
+        return unrecorded_scan(input, rates, number, dim, reverse, False, initial, reset, window)
     except (AttributeError, RuntimeError, TypeError):
         check_argument_types(_OP, input, gamma, dim, initial, reset, window)
         raise

@@ -48,6 +48,7 @@ def _register(backend: Backend) -> None:
         return backend.scan_gradients(grad, output, _checked_backward(grad, output, args))
 
     _registry.LIBRARY.impl("_scan", scan, backend.dispatch_key)
+    _registry.LIBRARY.impl("_scan_unrecorded", scan, backend.dispatch_key)
     _registry.LIBRARY.impl("_scan_gradients", scan_gradients, backend.dispatch_key)
 
 
@@ -68,6 +69,7 @@ def _scan_gradients_fake(grad: Tensor, output: Tensor, *args: Any) -> tuple[Tens
 for _backend in BACKENDS:
     _register(_backend)
 torch.library.register_fake("dcs::_scan", _scan_fake, lib=_registry.LIBRARY)
+torch.library.register_fake("dcs::_scan_unrecorded", _scan_fake, lib=_registry.LIBRARY)
 torch.library.register_fake("dcs::_scan_gradients", _scan_gradients_fake, lib=_registry.LIBRARY)
 autocast.register("_scan", _registry.scan)
 

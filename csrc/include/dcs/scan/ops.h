@@ -310,6 +310,7 @@ Tensor cumsum(Tensor input, int64_t dim, bool reverse, std::optional<ScalarType>
 template <typename Backend>
 void register_scan_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("_scan", TORCH_BOX(&scan<Backend>));
+  m.impl("_scan_unrecorded", TORCH_BOX(&scan<Backend>));
   m.impl("_scan_gradients", TORCH_BOX(&scan_gradients<Backend>));
   m.impl("discounted_cumsum", TORCH_BOX(&discounted_cumsum_number<Backend>));
   m.impl("discounted_cumsum.Tensor", TORCH_BOX(&discounted_cumsum_tensor<Backend>));
