@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/host.h"
+#include "dcs/allocate.h"
 #include "softmax/launch.h"
 
 namespace dcs {
@@ -58,19 +59,6 @@ bool same_strides(const Tensor& a, const Tensor& b) {
   for (size_t d = 0; d < sizes.size(); ++d)
     if (sizes[d] != 1 && of_a[d] != of_b[d]) return false;
   return true;
-}
-
-// empty_like, for a dense tensor straight from the allocator: the dispatcher's table of names takes 0.8 us.
-Tensor make_like(const Tensor& tensor, bool dense) {
-  if (!dense) return torch::stable::empty_like(tensor);
-  int32_t dtype = 0, device = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device));
-  const auto sizes = tensor.sizes();
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-      tensor.strides().data(), dtype, device, tensor.get_device_index(), &handle));
-  return Tensor(handle);
 }
 
 // Whether the kernels can read `tensor` beside `output`: at the same offsets, and vectors of 16 bytes begin at the same
@@ -136,7 +124,7 @@ Tensor softmax(Tensor input, int64_t dim) {
   dim = check_dim(kSoftmax, dim, input.dim());
   if (input.numel() == 0) return torch::stable::empty_like(input);
   std::optional<SoftmaxProblem> problem = dense_problem(input, dim);
-  Tensor output = make_like(input, problem.has_value());
+  Tensor output = problem ? new_dense(input) : new_like(input);
   if (!problem) problem = dense_problem(output, dim);
   run(kSoftmax, *problem, input, nullptr, output);
   return output;
@@ -152,7 +140,7 @@ Tensor softmax_backward(Tensor grad, Tensor output, int64_t dim) {
     fail(kSoftmaxBackward, ": output must be on grad's device ", device_text(grad), ", got ", device_text(output));
   if (output.numel() == 0) return torch::stable::empty_like(output);
   std::optional<SoftmaxProblem> problem = dense_problem(output, dim);
-  Tensor grad_input = make_like(output, problem.has_value());
+  Tensor grad_input = problem ? new_dense(output) : new_like(output);
   // What does not match is copied; the gradient, expanded behind a sum, into the result.
   if (!problem || !matches(output, grad_input)) {
     Tensor dense = torch::stable::empty_like(grad_input);

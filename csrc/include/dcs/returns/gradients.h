@@ -42,12 +42,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> returns_gradients(OptionalTensor of_a
   if (n && *n < 1) fail(op, ": n must be at least 1, got ", *n);
 
   const Sizes sizes = sizes_of(like);
-  const auto empty = [&](const Sizes& size) {
-    return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), size.size()));
-  };
-  const auto make = [&](bool wanted) { return wanted ? torch::stable::empty_like(like) : empty({0}); };
+  const auto make = [&](bool wanted) { return wanted ? new_like(like) : new_contiguous(like, {0}); };
   Tensor rewards = make(need_rewards), values = make(need_values), next_values = make(need_next_values);
-  Tensor bootstrap_value = empty(need_bootstrap_value ? without_dim(sizes, dim) : Sizes{0});
+  Tensor bootstrap_value = new_contiguous(like, need_bootstrap_value ? without_dim(sizes, dim) : Sizes{0});
   if (like.numel() == 0) torch::stable::zero_(bootstrap_value);
   std::tuple<Tensor, Tensor, Tensor, Tensor> results{rewards, values, next_values, bootstrap_value};
   if (like.numel() == 0 || !(need_rewards || need_values || need_next_values || need_bootstrap_value)) return results;

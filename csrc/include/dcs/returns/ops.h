@@ -10,6 +10,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include "dcs/allocate.h"
 #include "dcs/layout.h"
 #include "dcs/returns/problem.h"
 
@@ -161,12 +162,7 @@ class ReturnsOperands {
 template <typename Backend>
 std::tuple<Tensor, Tensor, Tensor> run_returns(ReturnsCall call) {
   validate(call);
-  const auto make = [&](bool wanted) {
-    if (wanted) return torch::stable::empty_like(call.rewards);
-    const std::array<int64_t, 1> size{0};
-    return torch::stable::new_empty(
-        call.rewards, torch::headeronly::IntHeaderOnlyArrayRef(size.data(), 1), call.rewards.scalar_type());
-  };
+  const auto make = [&](bool wanted) { return wanted ? new_like(call.rewards) : new_contiguous(call.rewards, {0}); };
   Tensor advantages = make(call.need_advantages), targets = make(call.need_targets), pg_advantages = make(call.need_pg);
   if (call.rewards.numel() == 0 || !(call.need_advantages || call.need_targets || call.need_pg))
     return {advantages, targets, pg_advantages};
