@@ -133,7 +133,7 @@ Tensor softmax(Tensor input, int64_t dim) {
 Tensor softmax_backward(Tensor grad, Tensor output, int64_t dim) {
   check_real_floating(kSoftmaxBackward, "grad", grad);
   dim = check_dim(kSoftmaxBackward, dim, grad.dim());
-  if (output.scalar_type() != grad.scalar_type() || sizes_of(output) != sizes_of(grad))
+  if (output.scalar_type() != grad.scalar_type() || !same_sizes(output, grad))
     fail(kSoftmaxBackward, ": output must have grad's dtype and shape ", dtype_name(grad.scalar_type()), " ",
         shape_text(sizes_of(grad)), ", got ", dtype_name(output.scalar_type()), " ", shape_text(sizes_of(output)));
   if (!same_device(output, grad))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -62,9 +63,11 @@ inline std::vector<int64_t> strides_in(const Tensor& operand, const Sizes& full,
 // The operands of a problem, gathered so that their dimensions can be merged together.
 class Layout {
  public:
-  Layout(const Sizes& sizes, int64_t dim) : sizes_(sizes), dim_(dim) {}
+  Layout(Sizes sizes, int64_t dim) : sizes_(std::move(sizes)), dim_(dim) { operands_.reserve(kMostOperands); }
 
   void add(const void** pointer, Strides* strides, int64_t element_size, std::vector<int64_t> by_dim) {
+    if (static_cast<int64_t>(operands_.size()) == kMostOperands)
+      fail("a layout has at most ", kMostOperands, " operands");
     operands_.push_back({pointer, strides, element_size, std::move(by_dim)});
   }
 
@@ -82,8 +85,7 @@ class Layout {
     }
     const bool has_time = !sizes_.empty();
     problem.length = has_time ? sizes_[dim_] : 1;
-    Dim unit{1, std::vector<int64_t>(operands_.size(), 0)};
-    Dim outer = unit, inner = unit;
+    Dim outer, inner;
     if (dims.size() == 2) {
       outer = dims[0];
       inner = dims[1];
@@ -98,11 +100,11 @@ class Layout {
       *operands_[k].strides = {outer.strides[k], has_time ? operands_[k].by_dim[dim_] : 0, inner.strides[k]};
     int64_t count = 1;
     for (const Dim& d : extra) count *= d.size;
-    std::vector<const void*> bases;
-    for (const Operand& operand : operands_) bases.push_back(*operand.pointer);
+    std::array<const void*, kMostOperands> bases;
+    for (size_t k = 0; k < operands_.size(); ++k) bases[k] = *operands_[k].pointer;
     for (int64_t i = 0; i < count; ++i) {
       int64_t rest = i;
-      std::vector<int64_t> offsets(operands_.size(), 0);
+      std::array<int64_t, kMostOperands> offsets{};
       for (const Dim& d : extra) {
         const int64_t index = rest % d.size;
         rest /= d.size;
@@ -116,6 +118,8 @@ class Layout {
   }
 
  private:
+  static constexpr int64_t kMostOperands = 16;  // returns have 12
+
   struct Operand {
     const void** pointer;
     Strides* strides;
@@ -123,17 +127,16 @@ class Layout {
     std::vector<int64_t> by_dim;
   };
   struct Dim {
-    int64_t size;
-    std::vector<int64_t> strides;  // one an operand; operand 0 is the output
+    int64_t size = 1;
+    std::array<int64_t, kMostOperands> strides{};  // one an operand; operand 0 is the output
   };
 
   std::vector<Dim> merged_dims() const {
     std::vector<Dim> dims;
     for (int64_t d = 0; d < static_cast<int64_t>(sizes_.size()); ++d) {
       if (d == dim_ || sizes_[d] == 1) continue;
-      Dim entry{sizes_[d], {}};
-      for (const Operand& operand : operands_) entry.strides.push_back(operand.by_dim[d]);
-      dims.push_back(std::move(entry));
+      dims.emplace_back().size = sizes_[d];
+      for (size_t k = 0; k < operands_.size(); ++k) dims.back().strides[k] = operands_[k].by_dim[d];
     }
     std::stable_sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.strides[0] > b.strides[0]; });
     std::vector<Dim> merged;
@@ -144,9 +147,9 @@ class Layout {
           merges = merges && merged.back().strides[k] == next.size * next.strides[k];
       if (merges) {
         next.size *= merged.back().size;
-        merged.back() = std::move(next);
+        merged.back() = next;
       } else {
-        merged.push_back(std::move(next));
+        merged.push_back(next);
       }
     }
     return merged;

@@ -1,6 +1,7 @@
 // The scan ops' checks, in the sentences of torch_dcs_ops/ops/scan/validate.py (tests compare the two).
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -116,6 +117,11 @@ inline Sizes sizes_of(const Tensor& tensor) {
   return Sizes(sizes.begin(), sizes.end());
 }
 
+inline bool same_sizes(const Tensor& a, const Tensor& b) {
+  const auto of_a = a.sizes(), of_b = b.sizes();
+  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end());
+}
+
 // A shape as Python prints a tuple.
 inline std::string shape_text(const Sizes& sizes) {
   std::string result = "(";
@@ -206,8 +212,8 @@ inline void check_initial(const char* op, const Tensor& initial, const Tensor& i
 inline void check_reset(const char* op, const Tensor& reset, const Tensor& input) {
   if (reset.scalar_type() != ScalarType::Bool) fail(op, ": reset must be bool, got ", dtype_name(reset.scalar_type()));
   check_device(op, "reset", reset, input);
-  const Sizes full = sizes_of(input), have = sizes_of(reset);
-  if (have != full) fail(op, ": reset must have input's shape ", shape_text(full), ", got ", shape_text(have));
+  if (!same_sizes(reset, input))
+    fail(op, ": reset must have input's shape ", shape_text(sizes_of(input)), ", got ", shape_text(sizes_of(reset)));
 }
 
 inline void check_window(const char* op, int64_t window) {

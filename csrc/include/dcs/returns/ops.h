@@ -26,7 +26,7 @@ inline void check_reward_like(
         ", got ", dtype_name(have));
   if (!same_device(tensor, rewards))
     fail(op, ": ", name, " must be on rewards' device ", device_text(rewards), ", got ", device_text(tensor));
-  if (sizes_of(tensor) != sizes_of(rewards))
+  if (!same_sizes(tensor, rewards))
     fail(op, ": ", name, " must have rewards' shape ", shape_text(sizes_of(rewards)), ", got ",
         shape_text(sizes_of(tensor)));
 }

@@ -187,7 +187,7 @@ Tensor run_scan(ScanCall call, bool integers_allowed = false) {
 template <typename Backend>
 std::tuple<Tensor, Tensor> run_scan_gradients(ScanCall call, Tensor saved) {
   validate(call, false);
-  if (saved.scalar_type() != call.input.scalar_type() || sizes_of(saved) != sizes_of(call.input))
+  if (saved.scalar_type() != call.input.scalar_type() || !same_sizes(saved, call.input))
     fail(call.op, ": output must have grad's dtype and shape ", shape_text(sizes_of(call.input)), ", got ",
         dtype_name(saved.scalar_type()), " ", shape_text(sizes_of(saved)));
   check_device(call.op, "output", saved, call.input);
