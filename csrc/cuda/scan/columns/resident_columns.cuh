@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
+#include "common/ptx/wait.cuh"
 #include "scan/columns/resident_index.cuh"
 #include "scan/columns/tile_carries.cuh"
 #include "scan/columns/tile_copy.cuh"
@@ -282,6 +283,13 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   }
 };
 
+// The first blocks of a multiprocessor begin one after the other.
+template <int kBlocks>
+__device__ __forceinline__ void begin_apart(int64_t together) {
+  const unsigned turn = blockIdx.x / static_cast<unsigned>(together);
+  if (turn > 0 && turn < kBlocks) wait_cycles(turn * kApartCycles);
+}
+
 template <typename T, bool kStep, bool kBackward, bool kFlat>
 __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
     resident_columns_kernel(const __grid_constant__ ResidentColumnsParams params) {
@@ -291,6 +299,7 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   __shared__ CarryExchange<Wide, kStep> exchange;
   static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kStep));
   overlap_launches();
+  if (params.plan.apart > 0) begin_apart<resident_blocks(sizeof(T))>(params.plan.apart);
   Resident resident(params);
   const TileMemory memory(params, columns_shared);
   const auto copy = [&] {

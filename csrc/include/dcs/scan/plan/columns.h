@@ -348,6 +348,7 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
       static_cast<int>(ceil_div(std::max<int64_t>(0, plan.part_steps - most), kEarlyBatch) * kEarlyBatch);
   plan.tiles = ceil_div(length, int64_t{plan.part_steps} * plan.parts);
   share_words(plan, room, step);
+  if (plan.strips * plan.tiles >= kApartRounds * room) plan.apart = device.multiprocessors;
   plan.dependent = plan.strips * plan.tiles <= device.dependent_blocks(p);
   if (!step) fill_resident_powers(plan, p.gamma_value);
   lay_out_shared(plan, p, row_bytes);
