@@ -325,7 +325,9 @@ Case draw(std::mt19937& random) {
   const bool narrow = form > 0 && form < 4 && one_in(2);  // few neighbors of many outer rows
   if (narrow) c.outer = 1 + up_to(200), c.length = 20 + up_to(form == 1 ? 60 : 400), c.inner = 1 + up_to(8);
   if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
-  c.small = form < 5 && form != 2 && !narrow && one_in(2);
+  const bool wide = form == 3 && !narrow && one_in(2);  // rounds of blocks of more columns than few have
+  if (wide) c.outer = 1, c.length = 1000 + up_to(2000), c.inner = kWideSpan + up_to(90);
+  c.small = form < 5 && form != 2 && !narrow && !wide && one_in(2);
   if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
   c.kind = static_cast<GammaKind>(random() % 3);
   constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0, 1.1, -1.2, 1e-30};
@@ -355,7 +357,7 @@ Case draw(std::mt19937& random) {
     if (one_in(2)) c.length = up_to(kFewestSteps);
     for (Lie& lie : c.lies) lie = Lie::kDense;
   }
-  c.multiprocessors = static_cast<int>(narrow ? 1 : form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
+  c.multiprocessors = static_cast<int>(narrow || wide ? 1 : form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
   c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
   c.infinite = !c.backward && one_in(4);

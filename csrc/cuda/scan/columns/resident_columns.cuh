@@ -27,7 +27,8 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   using Wide = typename Types<T>::Wide;
   using Sum = std::conditional_t<sizeof(T) == 2, float, Wide>;
   using Values = ColumnValues<T, kStep>;
-  using Carries = TileCarries<T, kStep, kFlat || kBackward || kSize != 4 ? 2 : 4>;
+  static constexpr int kMostSpan = resident_span(sizeof(Wide), kFlat);
+  using Carries = TileCarries<T, kStep, kFlat || kBackward || kSize != 4 ? 2 : 4, kMostSpan>;
   static constexpr bool kHalf = sizeof(T) == 2, kShort = std::is_same_v<T, __nv_bfloat16>;
   // Loads in flight before the first use: packing waits for them.
   static constexpr int kLoads = kSize > 2 || (kFlat && !kStep && !kBackward) ? std::min(kSteps, kResidentWords)
@@ -296,8 +297,8 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   using Resident = ResidentColumns<T, kStep, kBackward, kFlat>;
   using Wide = typename Resident::Wide;
   extern __shared__ __align__(16) unsigned char columns_shared[];
-  __shared__ CarryExchange<Wide, kStep> exchange;
-  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kStep));
+  __shared__ CarryExchange<Wide, kStep, Resident::kMostSpan> exchange;
+  static_assert(sizeof(exchange) <= resident_exchange_bytes(sizeof(Wide), kStep, Resident::kMostSpan));
   overlap_launches();
   if (params.plan.apart > 0) begin_apart<resident_blocks(sizeof(T))>(params.plan.apart);
   Resident resident(params);

@@ -313,7 +313,6 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   if (is_windowed(p) || !powers_fold(p) || !steps_are_near(p) || p.rows() >= int64_t{1} << 31) return std::nullopt;
   const bool step = p.gamma_kind == GammaKind::kStep;
   ResidentColumnsPlan plan{};
-  plan.exchange_bytes = resident_exchange_bytes(wide_bytes_of(p.dtype), step);
   plan.most_shared = device.shared_bytes;
   const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
   const int steps = resident_steps(bytes, step, p.backward);
@@ -326,6 +325,9 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   while (plan.flat && unit <= steps && (unit * row_bytes % 16 || unit * row_bytes < 32)) unit *= 2;
   if (unit > steps) plan.flat = false, unit = batch;
   while (plan.flat && (int64_t{plan.lead_mask} + 1) * row_bytes % 16) plan.lead_mask = 2 * plan.lead_mask + 1;
+  const int64_t wide_bytes = wide_bytes_of(p.dtype);
+  const int most_span = resident_span(wide_bytes, plan.flat);
+  plan.exchange_bytes = resident_exchange_bytes(wide_bytes, step, most_span);
   // With the steps that tiles may have before the first one.
   const int64_t length = p.length + plan.lead_mask;
   // Single half-precision elements in memory are loaded one by one: more of them a thread take longer than more
@@ -337,7 +339,10 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   const int64_t room = int64_t{resident_blocks(bytes)} * device.multiprocessors;
   const bool in_rounds = plan.strips * ceil_div(length, plan.parts * most) > room;
   const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
-  const int64_t whole = ceil_div(length, plan.parts * (most + early));
+  const auto tiles_of = [&](int64_t of) { return ceil_div(length, plan.parts * of); };
+  if (p.inner > most_span && plan.strips * tiles_of(most + early) >= kApartRounds * room)
+    share_columns(plan, p.outer, p.inner, most_span);
+  const int64_t whole = tiles_of(most + early);
   // As many blocks as there is room for, or a multiple of them, as else some multiprocessors would work longer than
   // others; but a second tile waits for the first.
   const int64_t tiles = whole == 1 ? 1 : ceil_div(plan.strips * whole, room) * room / plan.strips;
