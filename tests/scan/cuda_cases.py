@@ -168,6 +168,9 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True, initial=True, backward=True),
             Problem("resident_columns_kernel", (60_000, 40), dtype),
             Problem("resident_columns_kernel", (30_000, 7), dtype, "step", backward=True),
+            # Rounds of blocks of up to 64 columns.
+            Problem("resident_columns_kernel", (60_000, 75 * full), dtype, "row", initial=True, backward=True),
+            Problem("resident_columns_kernel", (50_001, 75 * full + 1), dtype, "step", backward=True),
             Problem("serial_columns_kernel", (100, 60_001), dtype, reset=True, backward=True),
             Problem("serial_columns_kernel", (11, 3001), dtype, "step", backward=True),
             Problem("few_steps_kernel", (2, 300_001), dtype, backward=True),

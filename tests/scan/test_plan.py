@@ -171,6 +171,14 @@ def test_many_columns_tiles_hold_longer_parts() -> None:
     assert many["shared_bytes"] <= (227 << 10) // 3
 
 
+def test_columns_of_many_rounds_share_blocks() -> None:
+    """Up to 64 of them where an H200 has two rounds of blocks, three a multiprocessor; not so few that one block has."""
+    once, often, few = (plan(shape, dim=0)["launch"] for shape in ([10_000, 300], [100_000, 300], [1_000_000, 60]))
+    assert (once["span"], often["span"], few["span"]) == (30, 60, 30)
+    assert often["span"] * often["parts"] <= 256
+    assert often["spans"] * often["tiles"] >= 2 * 3 * 132
+
+
 def test_resident_columns_have_the_shared_memory_of_a_block() -> None:
     columns, options = [3_000_000, 2], {"dim": 0, "dtype": torch.float64, "cluster": 0}
     fits = plan(columns, shared_bytes=99 << 10, **options)  # of compute capability 8.6, 8.9 and 12.0
