@@ -17,20 +17,8 @@ from torch import Tensor
 
 from ..common.launch import device_of
 from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
-from .tile import (
-    gate_gradients,
-    group_totals,
-    last_lane,
-    load_steps,
-    positions,
-    previous_lane,
-    replay,
-    scan_lanes,
-    store_steps,
-    summed,
-    widened,
-    within,
-)
+from .lanes import last_lane, previous_lane, scan_lanes
+from .tile import gate_gradients, group_totals, load_steps, positions, replay, store_steps, summed, widened, within
 
 PUBLISHED = tl.constexpr(1 << 32)
 
