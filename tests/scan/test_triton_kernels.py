@@ -32,8 +32,8 @@ kernel_test = pytest.mark.skipif(
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run in this process")
 @pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(marks: str) -> None:
-    """With test_triton_flat_rows.py and test_triton_totals.py, in one process."""
-    others = (str(Path(__file__).with_name(f"test_triton_{name}.py")) for name in ("flat_rows", "totals"))
+    """With test_triton_flat_rows.py, test_triton_parts.py and test_triton_totals.py, in one process."""
+    others = (str(Path(__file__).with_name(f"test_triton_{name}.py")) for name in ("flat_rows", "parts", "totals"))
     run_in_the_interpreter(__file__, *others, "-m", marks)
 
 

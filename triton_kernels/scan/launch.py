@@ -20,6 +20,7 @@ from . import half_precision
 from .columns import scan_columns
 from .flat_rows_launch import flat_tile, run_flat_rows
 from .lookback import look_back_words, scan_lookback
+from .parts import part_registers, parts_of, run_part_totals, takes_parts
 from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile, turned
 from .tiles import scan_tiles
 from .window import scan_window
@@ -166,7 +167,7 @@ class _Problem(ScanProblem):
         # Gates and their products take registers too: half as many steps.
         most = 2048 if gated else 4096
         if self.tiling == "columns":
-            columns = self._columns_of_tile(128 // itemsize)
+            columns = self.columns_of_tile(128 // itemsize)
             steps = max(vector, min(most // columns, triton.next_power_of_2(length)))
             lanes = min(32, steps // vector)
             return Tile(columns, steps // (lanes * vector), lanes, vector, max(1, columns * steps // 512))
@@ -182,7 +183,7 @@ class _Problem(ScanProblem):
             count //= 2
         warps = max(1, min(16, count * steps // (512 if gated or count > 1 else 1024)))
         tiles = triton.cdiv(length, steps)
-        while tiles > 1 and warps < 16 and self._blocks(count) * tiles * warps < FEW_WARPS and steps >= 512 * warps:
+        while tiles > 1 and warps < 16 and self.blocks(count) * tiles * warps < FEW_WARPS and steps >= 512 * warps:
             warps *= 2
         return Tile(count, segments, lanes, vector, warps)
 
@@ -193,59 +194,58 @@ class _Problem(ScanProblem):
         """
         length, steps = self.layout.length, triton.next_power_of_2(self.layout.length)
         most = (32 if itemsize <= 4 else 16) // (2 if gated else 1)
-        columns = self._columns_of_tile(SECTOR * 4)
+        columns = self.columns_of_tile(SECTOR * 4)
         whole = columns
-        while whole > SECTOR and (whole * steps > 512 * most or self._blocks(whole) < BUSY_PROGRAMS // 2):
+        while whole > SECTOR and (whole * steps > 512 * most or self.blocks(whole) < BUSY_PROGRAMS // 2):
             whole //= 2
-        if whole * steps <= 512 * most and self._blocks(whole) >= BUSY_PROGRAMS // 8:
-            threads = 512 if self._blocks(whole) < BUSY_PROGRAMS else 256
+        if whole * steps <= 512 * most and self.blocks(whole) >= BUSY_PROGRAMS // 8:
+            threads = 512 if self.blocks(whole) < BUSY_PROGRAMS else 256
             columns, group = whole, min(most, max(4, whole * steps // threads), steps)
             lanes = steps // group
         else:
             group, lanes = most, 256 // columns
-            while group > 8 and self._blocks(columns) * triton.cdiv(length, group * lanes) < BUSY_PROGRAMS:
+            while group > 8 and self.blocks(columns) * triton.cdiv(length, group * lanes) < BUSY_PROGRAMS:
                 group //= 2
         return Tile(columns, 1, lanes, group, max(1, columns * lanes // 32))
-
-    def _blocks(self, columns: int) -> int:
-        return self.outer * int(triton.cdiv(self.inner, columns))
-
-    def _columns_of_tile(self, most: int) -> int:
-        """A power of two of at least a quarter of `most`: the largest that leaves less than a quarter idle, if any."""
-        inner = self.inner
-        columns = min(most, triton.next_power_of_2(inner))
-        while columns > most // 4 and triton.cdiv(inner, columns) * columns > 1.25 * inner:
-            columns //= 2
-        return columns
 
     def run_tiles(self, output: Operand, grad: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
         tile = tile or self.tile()
         x, y, gamma, initial, reset, layout = self.x, self.y, self.gamma, self.initial, self.reset, self.layout
         assert x.tensor is not None
         assert y.tensor is not None
-        blocks = self._blocks(tile.R)
-        tiles = triton.cdiv(layout.length, tile.steps)
-        looks_back = tiles > 1 and blocks < ENOUGH_PROGRAMS
-        group, each, words, options = 0, 1, None, {}
+        waits = self.blocks(tile.R) < ENOUGH_PROGRAMS and layout.length > tile.steps
+        looks_back = waits and not takes_parts(self, tile)
+        most_registers = self.registers(gradient)
+        share, count, group, each, lanes, bits, words, options = 0, 1, 0, 1, 0, 0, None, {}
+        if waits and not looks_back:
+            if self.tiling == "serial" and self.inner <= SECTOR // 2:
+                self.transpose_tiles()
+                tile = self.tile()
+            most_registers = part_registers(self, gradient)
+            tile, share, count, lanes, bits = parts_of(self, tile, most_registers)
+            started = initial.tensor is not None and gradient == "none"
+            words, options = run_part_totals(self, tile, share, count, started)
+        blocks, tiles = self.blocks(tile.R), triton.cdiv(layout.length, tile.steps)
         if looks_back:
+            share, count = 1, tiles
             group = _group_tiles(tiles, tile.R)
             each = max(1, group * tile.R // (32 * tile.num_warps))
             slot = (1 if y.tensor.element_size() <= 4 else 2) + (2 if self.gates.kind == "step" else 0)
             words, options = look_back_words(x.tensor, blocks * tile.R, tiles * slot)
-        partials = self.new((layout.rows, tiles if looks_back and gradient == "sum" else 1), self.accumulate_dtype)
+        partials = self.new((layout.rows, count if gradient == "sum" else 1), self.accumulate_dtype)
         if gradient == "sum":
             grad = replace(grad, tensor=partials)
-        scan_tiles[(blocks * (tiles if looks_back else 1),)](
+        scan_tiles[(blocks * count,)](
             x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor, output.tensor, grad.tensor, words,
-            self.gates.bits, layout.length, self.inner, blocks, tiles,
+            self.gates.bits, bits, layout.length, self.inner, blocks, tiles, share or tiles,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.time, gamma.inner,
             initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
             output.outer, output.time, output.inner, grad.outer, grad.time, grad.inner,
             tile.R, tile.Q, tile.J, tile.V,
             self.accumulate, self.index_dtype(x, y, gamma, reset, output, grad), self.gates.kind, self.gates.wide,
             self.reverse, self.shifted, initial.tensor is not None, reset.tensor is not None, gradient,
-            group, each, bool(options), x.tensor.is_cuda and torch.version.hip is None, self.tiling,
-            num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
+            group, each, lanes, bool(options), x.tensor.is_cuda and torch.version.hip is None, self.tiling,
+            num_warps=tile.num_warps, maxnreg=most_registers, **options,
         )  # fmt: skip
         return partials
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 LONGEST_TILE = 8192
 # Columns, a thread each, that cover the memory's latency; neighbors of them that fill a sector of memory.
 SERIAL_COLUMNS = 65536
-SECTOR = 8
+SECTOR, SECTOR_BYTES = 8, 32
 LEAST_COLUMN_TILE = 1024
 # Bytes of a step of columns that tiles are transposed for: a load of columns fetches few elements of them then.
 NARROW_COLUMNS = 8
@@ -100,6 +101,23 @@ class ScanProblem:
         self.x, self.y, self.gamma, self.initial, self.reset = map(
             turned, (self.x, self.y, self.gamma, self.initial, self.reset)
         )
+
+    def transpose_tiles(self) -> None:
+        """Columns that neighboring threads would take are tiles that are transposed then, as narrower ones are."""
+        self.tiling = "columns"
+        if self.accumulate is tl.float64 and self.widens:
+            self.accumulate = tl.float32
+
+    def blocks(self, columns: int) -> int:
+        return self.outer * int(triton.cdiv(self.inner, columns))
+
+    def columns_of_tile(self, most: int) -> int:
+        """A power of two of at least a quarter of `most`: the largest that leaves less than a quarter idle, if any."""
+        inner = self.inner
+        columns = min(most, triton.next_power_of_2(inner))
+        while columns > most // 4 and triton.cdiv(inner, columns) * columns > 1.25 * inner:
+            columns //= 2
+        return columns
 
     def unfold_rows(self, values: Tensor, shape: torch.Size) -> Tensor:
         """(rows,) in the order of the kernels -> `shape`, output's shape without `dim`."""

@@ -2,7 +2,8 @@
 
 R * Q segments of J groups of V steps make a tile, see tile.py: J <= 32 lanes make a segment, a row has Q segments in
 the tile. A thread that scans its column serially: Q = J = 1. Of few long rows or columns a program takes one tile, and
-the carry into it from the words of the tiles before (tile_words.py).
+the carry into it from the words of the tiles before (tile_words.py), or the tiles of a part of time, and the carry from
+the totals of the parts before (parts.py).
 """
 
 import triton
@@ -10,6 +11,7 @@ import triton.language as tl
 
 from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma
 from .lanes import join_carry, last_lane, previous_lane, scan_lanes
+from .part_words import carry_into_part
 from .tile import (
     as_loaded,
     gate_gradients,
@@ -51,6 +53,25 @@ def rows_of_block(block, inner, R: tl.constexpr, Q: tl.constexpr, INDEX: tl.cons
 def rows_at(pointer, outer_index, start, row_index, outer_stride, inner_stride):
     """Rows at the indices `row_index` behind the one at `start`, an offset that is computed once a program."""
     return pointer + (outer_index * outer_stride + start * inner_stride) + row_index * inner_stride
+
+
+@triton.jit
+def rows_of_operands(
+    x_ptr, gamma_ptr, reset_ptr, outer_index, start, across, row_index,
+    x_outer, x_inner, gamma_outer, gamma_inner, reset_outer, reset_inner,
+    GATES: tl.constexpr, RESET: tl.constexpr,
+):  # fmt: skip
+    """`rows_at` for what a scan reads: x, gamma and resets, or x again where there is none."""
+    x_row = rows_at(x_ptr, outer_index, start, across, x_outer, x_inner)
+    gamma_row = x_row
+    if GATES == "step":
+        gamma_row = rows_at(gamma_ptr, outer_index, start, across, gamma_outer, gamma_inner)
+    elif GATES == "row":
+        gamma_row = rows_at(gamma_ptr, outer_index, start, row_index, gamma_outer, gamma_inner)
+    reset_row = x_row
+    if RESET:
+        reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
+    return x_row, gamma_row, reset_row
 
 
 @triton.jit
@@ -167,6 +188,29 @@ def load_gates(
 
 
 @triton.jit
+def load_tile(
+    x_row, gamma_row, reset_row, row_gates, gate_rest, weight, begin, segment, across_valid, T,
+    x_time, gamma_time, reset_time, pin,
+    P: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr, ACC: tl.constexpr, GATES: tl.constexpr,
+    WIDE: tl.constexpr, REVERSE: tl.constexpr, SHIFTED: tl.constexpr, STARTED: tl.constexpr, RESET: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):  # fmt: skip
+    """A tile: its `positions`; its values, gates and resets; (total, product, cut) of its groups, scanned (P, J)."""
+    position, valid, index = positions(begin, segment, across_valid, T, Q, J, V, REVERSE, LAYOUT)
+    values = load_steps(x_row, position, valid, x_time, 0, pin, P, J, V, REVERSE, LAYOUT)
+    gates, resets = load_gates(
+        gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T, pin,
+        P, J, V, ACC, GATES, RESET, REVERSE, SHIFTED, STARTED, LAYOUT,
+    )  # fmt: skip
+    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
+    total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, RATES, RESET)
+    if GATES != "step":
+        product = weight
+    total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
+    return position, valid, index, values, gates, resets, total, product, cut
+
+
+@triton.jit
 def tile_result(products, R: tl.constexpr, Q: tl.constexpr, GATES: tl.constexpr):
     """What the segments (R, Q) of a tile multiply in all, (R, 1) or a number."""
     if GATES == "step" or GATES == "row":
@@ -231,23 +275,24 @@ def store_row_sums(entry, sums, inside, R: tl.constexpr, Q: tl.constexpr):
     tl.store(entry, row_sum, mask=inside)
 
 
-@triton.jit(do_not_specialize=["gamma_bits", "tiles"])
+@triton.jit(do_not_specialize=["gamma_bits", "part_bits", "tiles", "share"])
 def scan_tiles(
     x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr, words_ptr,
-    gamma_bits: tl.int64, T, inner, blocks, tiles,
+    gamma_bits: tl.int64, part_bits: tl.int64, T, inner, blocks, tiles, share,
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, gamma_outer, gamma_time, gamma_inner,
     initial_outer, initial_inner, reset_outer, reset_time, reset_inner,
     output_outer, output_time, output_inner, grad_outer, grad_time, grad_inner,
     R: tl.constexpr, Q: tl.constexpr, J: tl.constexpr, V: tl.constexpr,
     ACC: tl.constexpr, INDEX: tl.constexpr, GATES: tl.constexpr, WIDE: tl.constexpr, REVERSE: tl.constexpr,
     SHIFTED: tl.constexpr, HAS_INITIAL: tl.constexpr, RESET: tl.constexpr, GRADIENT: tl.constexpr,
-    GROUP: tl.constexpr, N: tl.constexpr, DEPENDENT: tl.constexpr, OPAQUE: tl.constexpr, LAYOUT: tl.constexpr,
+    GROUP: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr, OPAQUE: tl.constexpr,
+    LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """One program: all tiles of R rows; with GROUP one of them, by `words_ptr`, zeroed words for groups of GROUP tiles.
+    """One program: `share` tiles of R rows: all; with LANES a part of them, by `words_ptr`, which `part_totals` wrote
+    (parts.py); with GROUP one tile, by zeroed words for groups of GROUP tiles, of which a thread reads N.
 
-    A thread reads N words of a group. DEPENDENT: see `look_back_words`. OPAQUE: see `opaque`. GRADIENT: "none", "step"
-    or "sum"; see `scan`. x, y, output: rows addressed by (outer, time, inner) strides in elements; gradients summed:
-    (rows, tiles or 1).
+    DEPENDENT: see `look_back_words`. OPAQUE: see `opaque`. GRADIENT: "none", "step" or "sum"; see `scan`. x, y, output:
+    rows addressed by (outer, time, inner) strides in elements; gradients summed: (rows, programs of a row).
     """
     P: tl.constexpr = R * Q
     CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
@@ -256,7 +301,8 @@ def scan_tiles(
     STARTED: tl.constexpr = HAS_INITIAL and GRADIENT == "none"
     # The first tiles of all rows start before any second one.
     block = (tl.program_id(0) % blocks).to(tl.int64)
-    own_tile = tl.program_id(0) // blocks
+    part = tl.program_id(0) // blocks
+    own_tile = part * share
     outer_index, start, row_index, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
         block, inner, R, Q, INDEX, LAYOUT
     )
@@ -264,22 +310,20 @@ def scan_tiles(
     group = (segment * J + lane) * V
 
     pin = (y_ptr, T < 0)
-    x_row = rows_at(x_ptr, outer_index, start, across, x_outer, x_inner)
+    x_row, gamma_row, reset_row = rows_of_operands(
+        x_ptr, gamma_ptr, reset_ptr, outer_index, start, across, row_index,
+        x_outer, x_inner, gamma_outer, gamma_inner, reset_outer, reset_inner, GATES, RESET,
+    )  # fmt: skip
     y_row = rows_at(y_ptr, outer_index, start, across, y_outer, y_inner)
-    gamma_row = x_row
-    if GATES == "step":
-        gamma_row = rows_at(gamma_ptr, outer_index, start, across, gamma_outer, gamma_inner)
-    elif GATES == "row":
-        gamma_row = rows_at(gamma_ptr, outer_index, start, row_index, gamma_outer, gamma_inner)
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
         gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
-    RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
-    reset_row = x_row
-    if RESET:
-        reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
     own = tl.arange(0, R)[:, None].to(INDEX)
     carry = first_carry(initial_ptr, outer_index, start, own, rows_in, initial_outer, initial_inner, CARRY, STARTED)
+    if LANES:
+        carry = carry_into_part(
+            words_ptr, block, blocks, part, part_bits, carry, rows_in, LANES, GATES, WIDE, STARTED, RESET, DEPENDENT
+        )
     if GRADIENT != "none":
         output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
         gradient_sum = tl.zeros((P, 1), ACC)
@@ -287,19 +331,14 @@ def scan_tiles(
             initial_ptr, outer_index, start, row_index, row_valid, initial_outer, initial_inner, ACC, HAS_INITIAL
         )
 
-    for further in range(1 if GROUP else tiles):
+    for further in range(1 if GROUP else tl.minimum(share, tiles - own_tile)):
         tile = own_tile + further
         begin = tile.to(INDEX) * TILE
-        position, valid, index = positions(begin, segment, across_valid, T, Q, J, V, REVERSE, LAYOUT)
-        values = load_steps(x_row, position, valid, x_time, 0, pin, P, J, V, REVERSE, LAYOUT)
-        gates, resets = load_gates(
-            gamma_row, reset_row, row_gates, values, position, valid, index, gamma_time, reset_time, T, pin,
-            P, J, V, ACC, GATES, RESET, REVERSE, SHIFTED, STARTED, LAYOUT,
+        position, valid, index, values, gates, resets, total, product, cut = load_tile(
+            x_row, gamma_row, reset_row, row_gates, gate_rest, weight, begin, segment, across_valid, T,
+            x_time, gamma_time, reset_time, pin,
+            P, Q, J, V, ACC, GATES, WIDE, REVERSE, SHIFTED, STARTED, RESET, LAYOUT,
         )  # fmt: skip
-        total, product, cut = group_totals(values, gates, gate_rest, resets, ACC, V, RATES, RESET)
-        if GATES != "step":
-            product = weight
-        total, product, cut = scan_lanes(total, product, cut, P, J, GATES, RESET, WIDE)
         if GROUP:
             NARROW: tl.constexpr = y_ptr.dtype.element_ty.primitive_bitwidth <= 32
             segment_carry, carry = look_back(
@@ -315,6 +354,7 @@ def scan_tiles(
                 valid, values, gates = loaded_anew(valid, values, gates, V, GATES)
         SELECT_FIRST: tl.constexpr = (GATES == "scalar" or GATES == "row") and not STARTED
         first = begin + group == 0
+        RATES: tl.constexpr = rates(gamma_row.dtype, x_row.dtype, GATES)
         results = replay(values, gates, gate_rest, resets, group_carry, first, ACC, V, RATES, RESET, SELECT_FIRST)
         if LAYOUT == "serial" and J == 1:
             carry = results[V - 1].to(CARRY)
@@ -331,4 +371,5 @@ def scan_tiles(
                 gradient_sum += summed(products, P, V)
 
     if GRADIENT == "sum":
-        store_row_sums(gamma_grad_ptr + (row_id * tiles + own_tile if GROUP else row_id), gradient_sum, rows_in, R, Q)
+        entry = gamma_grad_ptr + row_id * (tl.num_programs(0) // blocks) + part
+        store_row_sums(entry, gradient_sum, rows_in, R, Q)
