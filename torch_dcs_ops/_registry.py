@@ -51,7 +51,7 @@ _SCHEMAS = (
     # What the kernels compute; the ops above are fronts of it. gamma None: gamma_value is the discount of every step.
     "_scan(Tensor input, Tensor? gamma, float gamma_value, int dim, bool reverse, bool shifted, Tensor? initial, "
     "Tensor? reset, SymInt? window) -> Tensor",
-    # The same for eager calls with nothing to record: it has no kernel at the Autograd key.
+    # The same for eager calls with nothing to record, of which callers make sure: it records nothing.
     "_scan_unrecorded(Tensor input, Tensor? gamma, float gamma_value, int dim, bool reverse, bool shifted, "
     "Tensor? initial, Tensor? reset, SymInt? window) -> Tensor",
     # (grad_input, grad_gamma) of an unshifted _scan without a window, in one pass. grad_gamma has input's shape for a

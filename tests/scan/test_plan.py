@@ -172,9 +172,13 @@ def test_many_columns_tiles_hold_longer_parts() -> None:
 
 
 def test_columns_of_many_rounds_share_blocks() -> None:
-    """Up to 64 of them where an H200 has two rounds of blocks, three a multiprocessor; not so few that one block has."""
+    """Up to 64 of them where an H200 has two rounds of such blocks, three a multiprocessor; no column alone."""
     once, often, few = (plan(shape, dim=0)["launch"] for shape in ([10_000, 300], [100_000, 300], [1_000_000, 60]))
     assert (once["span"], often["span"], few["span"]) == (30, 60, 30)
+    # Two rounds of blocks of 32 columns are one of blocks of 64.
+    wide = plan([200, 25_345], torch.bfloat16, dim=0, gamma="row", reset=True)
+    assert wide["kernel"] == "resident_columns"
+    assert wide["launch"]["span"] == 32
     assert often["span"] * often["parts"] <= 256
     assert often["spans"] * often["tiles"] >= 2 * 3 * 132
 

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,24 @@ def tiling(
     problem = launchers.ScanProblem(x, x, ScanCall(None, 0.5, dim, False, False, None, None, None))
     assert problem.tiling == request.param.split()[-1].replace("steps", "elements")
     return shape, dim
+
+
+@kernel_test
+@pytest.mark.parametrize("gates", ["scalar", "row", "sum"])
+def test_long_rows_of_more_segments_than_lanes(
+    launchers: ModuleType, monkeypatch: pytest.MonkeyPatch, gates: str
+) -> None:  # fmt: skip
+    """As rows of more than 4 million steps of float32 have."""
+    tiles = []
+
+    def tile(_: Any) -> Any:
+        tiles.append(launchers.Tile(1, 64, 32, 4, 8))
+        return tiles[-1]
+
+    monkeypatch.setattr(launchers._Problem, "lookback_tile", tile)
+    for reverse in (False, True):
+        Case((2, 20_000), 1, gates=gates, started=reverse).check(launchers, reverse)
+    assert len(tiles) == 2
 
 
 @kernel_test

@@ -36,7 +36,7 @@ def taken(launchers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     for name, value in {
         "THREADS": 64,
         "BUSY_PROGRAMS": 1,
-        "MULTIPROCESSORS": 3,
+        "MULTIPROCESSORS": 6,
         "STEPS": (4, 4),
         "LEAST_TILES": 2,
     }.items():

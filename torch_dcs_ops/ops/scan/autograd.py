@@ -71,9 +71,10 @@ def unrecorded_scan(
     reset: Tensor | None,
     window: int | None,
 ) -> Tensor:
-    """`_scan` of a plain `input`, past the Python kernel at the Autograd key, which costs more than the C++ one.
+    """`_scan` of a plain `input` where nothing is to be recorded.
 
-    A guard that excludes the key takes 1 us: hence an op of its own.
+    The Python kernel at the Autograd key costs more than the C++ one, and a guard that excludes the key 1 us: hence an
+    op of its own. Function modes, `torch.jit.trace` and subclasses of the other operands see `_scan`.
     """
     output: Tensor
     if (

@@ -5,10 +5,10 @@
 
 namespace dcs {
 
-// About so many cycles of the multiprocessor.
-__device__ __forceinline__ void wait_cycles(int64_t cycles) {
+// Waits about so many cycles; no longer on a multiprocessor whose clock is behind, where a block may be resumed.
+__device__ __forceinline__ void wait_cycles(uint64_t cycles) {
 #if defined(__CUDA_ARCH__)
-  const int64_t begin = clock64();
+  const uint64_t begin = clock64();
   while (clock64() - begin < cycles) __nanosleep(200);
 #endif
 }

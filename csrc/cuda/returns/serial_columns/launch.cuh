@@ -19,8 +19,8 @@ cudaError_t launch_serial_returns_as(const ReturnsProblem& problem, const Device
       ceil_div(params.cells, threads), threads, 0, stream, params);
 }
 
-// Pairs are half the threads: only where enough are left. With 160 to 384 columns a multiprocessor they take 1.13 times
-// the time of single columns (random problems of 64 and more steps on an H200), from 530 on 0.8.
+// Pairs are half the threads: only where enough are left. Single columns take 0.89 of their time with 160 to 384
+// columns a multiprocessor, 1.09 up to 530 and 1.28 beyond (random problems of 64 and more steps on an H200).
 constexpr int64_t kSerialReturnsPairedColumns = 384;
 
 inline bool takes_serial_pairs(const ReturnsProblem& problem, const Device& device) {

@@ -284,7 +284,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   }
 };
 
-// The first blocks of a multiprocessor begin one after the other.
+// The first blocks of a multiprocessor begin one after the other, where multiprocessors get blocks in turn.
 template <int kBlocks>
 __device__ __forceinline__ void begin_apart(int64_t together) {
   const unsigned turn = blockIdx.x / static_cast<unsigned>(together);

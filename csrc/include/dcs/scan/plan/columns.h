@@ -339,10 +339,13 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   const int64_t room = int64_t{resident_blocks(bytes)} * device.multiprocessors;
   const bool in_rounds = plan.strips * ceil_div(length, plan.parts * most) > room;
   const int64_t early = in_rounds ? most_early_steps(p, plan, most, unit) : 0;
-  const auto tiles_of = [&](int64_t of) { return ceil_div(length, plan.parts * of); };
-  if (p.inner > most_span && plan.strips * tiles_of(most + early) >= kApartRounds * room)
-    share_columns(plan, p.outer, p.inner, most_span);
-  const int64_t whole = tiles_of(most + early);
+  const auto tiles_of = [&](const ResidentColumnsPlan& by) { return ceil_div(length, by.parts * (most + early)); };
+  if (p.inner > most_span) {
+    ResidentColumnsPlan wide = plan;
+    share_columns(wide, p.outer, p.inner, most_span);
+    if (wide.strips * tiles_of(wide) >= kApartRounds * room) plan = wide;
+  }
+  const int64_t whole = tiles_of(plan);
   // As many blocks as there is room for, or a multiple of them, as else some multiprocessors would work longer than
   // others; but a second tile waits for the first.
   const int64_t tiles = whole == 1 ? 1 : ceil_div(plan.strips * whole, room) * room / plan.strips;

@@ -127,7 +127,7 @@ struct ResidentColumnsPlan {
   int read_bits;       // each reads 2^these tiles before, which make a group; as many of these are a group of groups
   int lane_bits;       // 2^these parts are a lane's
   int64_t tiles;       // of a strip
-  int64_t apart;       // blocks of the first round that begin together, the next ones later; 0: all do
+  int64_t apart;       // so many blocks of the first round begin together, the next ones later; 0: all together
   bool dependent;      // may begin as the launch before it ends
   int64_t groups;      // of tiles
   int part_vectors;    // of 16 bytes in shared memory, where a tile is one contiguous range

@@ -165,13 +165,13 @@ constexpr int kEarlyWords = 32;     // that it has in shared memory beside them 
 constexpr int kEarlyBatch = 8;      // of those steps at once
 constexpr int kFlagBatch = 4 * kEarlyBatch;
 constexpr int kMostEarlySteps = 2 * kEarlyWords;  // in half precision
-// Columns of a block that holds its tile, at most; where there are more, and as many rounds of blocks as are to begin
-// apart: a block reads and writes longer ranges of a step, which need not be whole sectors, and 134 random scans take
-// 0.92 of the time. Of fewer columns 1.1.
+// Most columns of a block that holds its tile. Of more than kWideSpan, and of as many rounds of blocks as begin apart,
+// a block has up to these: it reads and writes longer ranges of a step, which are seldom whole sectors. 134 random
+// scans take 0.92 of the time so; those of 33 to 64 columns would take 1.1.
 constexpr int kSpan = 32, kWideSpan = 64;
 constexpr int resident_span(int64_t wide_bytes, bool flat) { return flat || wide_bytes > 8 ? kSpan : kWideSpan; }
-// Blocks that begin at once all read, wait and write at the same time. Where there are so many rounds of them, those of
-// a multiprocessor's first one begin so many cycles apart: 213 random scans take 0.965 of the time.
+// Blocks that begin at once all read, wait and write at the same time. Where there are so many rounds of blocks, a
+// multiprocessor's first ones begin so many cycles apart: 213 random scans take 0.965 of the time.
 constexpr int64_t kApartRounds = 2;
 constexpr int kApartCycles = 7500;
 constexpr int kFewestResidentSteps = 16;  // of a thread, so that blocks have work beside their exchange
