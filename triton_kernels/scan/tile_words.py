@@ -67,6 +67,10 @@ def await_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
     words = load_words(word, low, high, N, APART)
     while tl.min(flags_of(words, N)) == 0:
         words = load_words(word, low, high, N, APART)
+    if N == 1:
+        # Fewer words than threads: several threads have one, each as it was when that thread asked, and the minimum is
+        # of one of them. Now that all are written the others get them, too.
+        words = load_words(word, low, high, N, APART)
     return words
 
 
