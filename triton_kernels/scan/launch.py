@@ -167,7 +167,7 @@ class _Problem(ScanProblem):
         # Gates and their products take registers too: half as many steps.
         most = 2048 if gated else 4096
         if self.tiling == "columns":
-            columns = self.columns_of_tile(128 // itemsize)
+            columns = self._columns_of_tile(128 // itemsize)
             steps = max(vector, min(most // columns, triton.next_power_of_2(length)))
             lanes = min(32, steps // vector)
             return Tile(columns, steps // (lanes * vector), lanes, vector, max(1, columns * steps // 512))
@@ -194,7 +194,7 @@ class _Problem(ScanProblem):
         """
         length, steps = self.layout.length, triton.next_power_of_2(self.layout.length)
         most = (32 if itemsize <= 4 else 16) // (2 if gated else 1)
-        columns = self.columns_of_tile(SECTOR * 4)
+        columns = self._columns_of_tile(SECTOR * 4)
         whole = columns
         while whole > SECTOR and (whole * steps > 512 * most or self.blocks(whole) < BUSY_PROGRAMS // 2):
             whole //= 2
@@ -207,6 +207,14 @@ class _Problem(ScanProblem):
             while group > 8 and self.blocks(columns) * triton.cdiv(length, group * lanes) < BUSY_PROGRAMS:
                 group //= 2
         return Tile(columns, 1, lanes, group, max(1, columns * lanes // 32))
+
+    def _columns_of_tile(self, most: int) -> int:
+        """A power of two of at least a quarter of `most`: the largest that leaves less than a quarter idle, if any."""
+        inner = self.inner
+        columns = min(most, triton.next_power_of_2(inner))
+        while columns > most // 4 and triton.cdiv(inner, columns) * columns > 1.25 * inner:
+            columns //= 2
+        return columns
 
     def run_tiles(self, output: Operand, grad: Operand, gradient: str, tile: Tile | None = None) -> Tensor:
         tile = tile or self.tile()

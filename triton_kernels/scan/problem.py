@@ -105,14 +105,6 @@ class ScanProblem:
     def blocks(self, columns: int) -> int:
         return self.outer * int(triton.cdiv(self.inner, columns))
 
-    def columns_of_tile(self, most: int) -> int:
-        """A power of two of at least a quarter of `most`: the largest that leaves less than a quarter idle, if any."""
-        inner = self.inner
-        columns = min(most, triton.next_power_of_2(inner))
-        while columns > most // 4 and triton.cdiv(inner, columns) * columns > 1.25 * inner:
-            columns //= 2
-        return columns
-
     def unfold_rows(self, values: Tensor, shape: torch.Size) -> Tensor:
         """(rows,) in the order of the kernels -> `shape`, output's shape without `dim`."""
         if self.turned:

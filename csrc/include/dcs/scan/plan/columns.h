@@ -363,7 +363,7 @@ inline std::optional<ResidentColumnsPlan> plan_resident_columns(const ScanProble
   if (plan.shared_bytes + plan.exchange_bytes > plan.most_shared) return std::nullopt;
   if (plan.tiles > 1)
     plan.workspace_bytes =
-        (plan.tiles + 2 * plan.groups) * plan.strips * plan.span * 16 * (wide_bytes_of(p.dtype) / 8) * (step ? 2 : 1);
+        (plan.tiles + 2 * plan.groups) * plan.strips * plan.span * 16 * (wide_bytes / 8) * (step ? 2 : 1);
   // Blocks and words are counted in 32 bits.
   const int64_t blocks = plan.strips * plan.tiles;
   return blocks * plan.span < int64_t{1} << 30 ? std::optional<ResidentColumnsPlan>(plan) : std::nullopt;
