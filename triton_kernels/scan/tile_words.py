@@ -65,12 +65,16 @@ def load_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
 @triton.jit
 def await_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
     words = load_words(word, low, high, N, APART)
-    while tl.min(flags_of(words, N)) == 0:
-        words = load_words(word, low, high, N, APART)
     if N == 1:
         # Fewer words than threads: several threads have one, each as it was when that thread asked, and the minimum is
-        # of one of them. Now that all are written the others get them, too.
+        # of one of them. All threads get them when all are written.
+        least = tl.min(flags_of(words, N))
+        while least == 0:
+            least = tl.min(flags_of(load_words(word, low, high, N, APART), N))
         words = load_words(word, low, high, N, APART)
+    else:
+        while tl.min(flags_of(words, N)) == 0:
+            words = load_words(word, low, high, N, APART)
     return words
 
 
