@@ -4,6 +4,7 @@
 #include "emulation.h"
 #include "trials.h"
 #include "operands.h"
+#include "columns_cases.h"
 #include "scan/columns/columns_launch.cuh"
 #include "dcs/scan/plan/kernels.h"
 
@@ -11,22 +12,6 @@ using namespace dcs;
 using trials::narrowed, trials::widened;
 
 namespace {
-
-enum class Lie { kDense, kPadded, kMoved, kSpread, kOneOuter, kOneStep };  // how an operand lies in memory
-
-struct Case {
-  int64_t outer, length, inner;
-  GammaKind kind;
-  double gamma;
-  bool reset, initial, reverse, shifted, backward;
-  bool tiny_rows;  // time is contiguous
-  bool small;      // by the kernel of small scans
-  bool infinite;   // a value of the input is, and a gate is no number
-  bool odd_rows;   // gammas of rows are any numbers, or none
-  Lie lies[5];     // of the input, the output, the gates, the saved output, the resets
-  int multiprocessors, cluster;
-  unsigned seed;
-};
 
 // A tensor, and memory around it that must stay as it is; before it or behind it is a page that must not be touched.
 template <typename T>
@@ -118,13 +103,16 @@ class Trial {
   // False where something is wrong.
   bool run() {
     const bool sums = c.backward && c.kind != GammaKind::kStep;
-    const DeviceLimits device{c.multiprocessors, 227 << 10, c.cluster};
+    const DeviceLimits device{c.multiprocessors, c.shared, c.cluster};
+    if (c.stream) stream = plan_stream_columns(p, device);
+    if (c.stream && !stream) return true;
     if (c.small) small = plan_small_columns(p, device);
     if (c.small && !small) return true;
-    if (!small && c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
-    if (!small && !few && c.seed % 3) staged = plan_staged_columns(p, device);
-    if (!small && !few && !staged) serial = plan_serial_columns(p, device);
-    if (!small && !few && !staged && !serial) resident = plan_resident_columns(p, device);
+    if (!small && !stream && c.seed % 4)
+      few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
+    if (!small && !stream && !few && c.seed % 3) staged = plan_staged_columns(p, device);
+    if (!small && !stream && !few && !staged) serial = plan_serial_columns(p, device);
+    if (!small && !stream && !few && !staged && !serial) resident = plan_resident_columns(p, device);
     p.partials = sums ? (resident ? resident->tiles : 1) + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
@@ -192,6 +180,7 @@ class Trial {
       return true;
     }
     if (small) return launch_small();
+    if (stream) return launch_stream();
     if (few) {
       const FewStepsParams params = few_steps_params(p, *few);
       const auto kernel = few_steps_kernel_of<T, kStep, kBackward>(*few);
@@ -220,6 +209,23 @@ class Trial {
       return emulation::launch(
           small->blocks, 32 * small->warps, small_columns_bytes(*small), small->cluster > 1, c.seed,
           [&] { kernel(params); }, small->cluster);
+    }
+    return false;
+  }
+
+  bool launch_stream() {
+    if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) {
+      std::vector<Word> words(static_cast<size_t>(stream->workspace_bytes / 16) + 1, Word{7, 7});
+      uint32_t launches = 0;
+      const StreamColumnsParams params{
+          p, *stream, words.data(), {0x123456789abcdef0 | 2, c.seed % 2 ? &launches : nullptr}};
+      for (int replay = c.seed % 2; replay >= 0; --replay) {
+        if (!emulation::launch(stream->blocks, kStreamThreads, stream->shared_bytes, true,
+                c.seed + static_cast<unsigned>(replay), [&] { stream_columns_kernel<T>(params); }))
+          return false;
+        if (replay > 0) y.forget(c);
+      }
+      return true;
     }
     return false;
   }
@@ -299,71 +305,9 @@ class Trial {
   std::optional<StagedColumnsPlan> staged;
   std::optional<SerialColumnsPlan> serial;
   std::optional<SmallColumnsPlan> small;
+  std::optional<StreamColumnsPlan> stream;
   std::optional<ResidentColumnsPlan> resident;
 };
-
-Case draw(std::mt19937& random) {
-  const auto one_in = [&](unsigned n) { return random() % n == 0; };
-  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
-  Case c{};
-  const unsigned form = random() % 7;                            // 5: more tiles than two levels of groups hold
-  const bool few_steps = form == 6 || (form == 0 && one_in(2));  // of columns of which a thread takes several
-  c.outer = one_in(2) ? 1 : up_to(form == 0 || few_steps ? 20 : 3);
-  c.length = form == 5 ? 4500 + up_to(1000)
-      : form == 0      ? up_to(12)
-      : form == 1      ? up_to(60)
-      : form == 2      ? up_to(30000)
-                       : up_to(3000);
-  if (few_steps) c.length = up_to(kFewSteps);
-  c.tiny_rows = few_steps && one_in(3);
-  c.inner = 1 +
-      (few_steps          ? up_to(3000)
-              : form == 0 ? up_to(40)
-              : form == 1 ? up_to(900)
-              : form == 2 ? up_to(10)
-                          : up_to(50));
-  const bool narrow = form > 0 && form < 4 && one_in(2);  // few neighbors of many outer rows
-  if (narrow) c.outer = 1 + up_to(200), c.length = 20 + up_to(form == 1 ? 60 : 400), c.inner = 1 + up_to(8);
-  if (form == 5) c.outer = 1, c.inner = 28 + up_to(4);
-  const bool wide = form == 3 && !narrow && one_in(2);  // rounds of blocks of more columns than few have
-  if (wide) c.outer = 1, c.length = 1000 + up_to(2000), c.inner = kWideSpan + up_to(90);
-  c.small = form < 5 && form != 2 && !narrow && !wide && one_in(2);
-  if (one_in(2)) c.inner = (c.inner + 1) / 2 * 2;
-  c.kind = static_cast<GammaKind>(random() % 3);
-  constexpr double kGammas[] = {0.99, 1.0, -0.9, 0.5, 0.0, 1.1, -1.2, 1e-30};
-  c.gamma = kGammas[random() % (c.small ? 8 : 5)];
-  c.odd_rows = c.small && one_in(2);
-  c.reset = one_in(3);
-  c.reverse = one_in(2);
-  c.backward = one_in(2);
-  c.shifted = one_in(3);
-  c.initial = one_in(3) && (c.backward || !c.shifted);
-  constexpr Lie kOutputs[] = {Lie::kDense, Lie::kDense, Lie::kPadded, Lie::kMoved};
-  for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : static_cast<Lie>(random() % 6);
-  c.lies[0] = kOutputs[random() % 4];
-  c.lies[1] = kOutputs[random() % 4];
-  if (narrow && !one_in(3)) {  // as staged columns take them
-    if (c.kind == GammaKind::kStep) c.kind = GammaKind::kRow;
-    c.backward = false;
-    c.initial = c.initial && !c.shifted;
-    for (Lie& lie : c.lies) lie = one_in(2) ? Lie::kDense : Lie::kMoved;
-    if (c.outer * c.inner < kStagedColumns) c.outer = kStagedColumns / c.inner + up_to(60);
-  }
-  const bool in_words = few_steps && one_in(2);  // of 8 and 16 bytes
-  if (in_words) {
-    const int64_t unit = one_in(2) ? 8 : 4;
-    c.inner = (c.inner + unit - 1) / unit * unit;
-    c.tiny_rows = false;
-    if (one_in(2)) c.length = up_to(kFewestSteps);
-    for (Lie& lie : c.lies) lie = Lie::kDense;
-  }
-  c.multiprocessors = static_cast<int>(narrow || wide ? 1 : form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
-  if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
-  c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
-  c.infinite = !c.backward && one_in(4);
-  c.seed = random();
-  return c;
-}
 
 }  // namespace
 

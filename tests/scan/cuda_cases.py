@@ -168,6 +168,10 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True, initial=True, backward=True),
             Problem("resident_columns_kernel", (60_000, 40), dtype),
             Problem("resident_columns_kernel", (30_000, 7), dtype, "step", backward=True),
+            # Each stage in shared memory is used again; warps that pass carries on have one, two and four columns.
+            Problem("stream_columns_kernel", (1_500_000 * full // 4, 7), dtype),
+            Problem("stream_columns_kernel", (800_003 * full // 4, 13), dtype, initial=True),
+            Problem("stream_columns_kernel", (400_001 * full // 4, 29), dtype, "row"),
             # Rounds of blocks of up to 64 columns.
             Problem("resident_columns_kernel", (60_000, 75 * full), dtype, "row", initial=True, backward=True),
             Problem("resident_columns_kernel", (50_001, 75 * full + 1), dtype, "step", backward=True),
@@ -196,6 +200,7 @@ def _slabs() -> list[Problem]:
     problems = []
     for dtype, inner in ((BFLOAT, 3), (FLOAT, 3), (DOUBLE, 5)):
         problems += [
+            Problem("stream_columns_kernel", (260, 25_000, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 25, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 135, inner), dtype, "row", reset=True, initial=True),
         ]

@@ -129,3 +129,41 @@ def test_log_bmm(record: Record, capability: int, precision: str) -> None:
     out, log_s = launch.log_bmm(a, b, precision)
     launch.log_bmm_backward(out, a, b, log_s, precision, True, True)
     check(launched, capability, "multiply", "multiply_gradient", "prepare", "scale_gradient")
+
+
+# Shapes and the dimension of time: few columns, by look-back and in parts, whose words are fewer than a tile's threads
+# or as many; rows; rows of strided steps; many columns; few of many outer rows.
+SCANS = [
+    ((400_000, 4), 0), ((100_000, 24), 0), ((3_000_000, 2), 0), ((27_175, 46), 0), ((200_000, 1), 0),
+    ((3, 700_001), 1), ((5, 4096), 1), ((900, 77), 1), ((9000, 8, 7), 1), ((48, 15, 3), 1), ((64, 70_001), 0),
+    ((2000, 513), 0), ((30, 500, 12), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gates"),
+    [
+        (torch.float16, "number"),
+        *(
+            pytest.param(dtype, gates, marks=pytest.mark.slow)
+            for dtype in (torch.float32, torch.bfloat16, torch.float64)
+            for gates in ("number", "row", "step")
+        ),
+    ],
+)
+@pytest.mark.parametrize(("shape", "dim"), [*SCANS[:2], *(slow(*scan) for scan in SCANS[2:])], ids=str)
+def test_scans(record: Record, shape: tuple[int, ...], dim: int, dtype: torch.dtype, gates: str) -> None:
+    """The compiler takes them, too: the interpreter says nothing of layouts."""
+    from torch_dcs_ops.reference.scan import ScanCall
+    from torch_dcs_ops.triton_kernels.scan import launch
+
+    launched = record(90)
+    rows = shape[:dim] + shape[dim + 1 :]
+    gamma = {"number": None, "row": torch.ones(rows, dtype=dtype), "step": torch.ones(shape, dtype=dtype)}[gates]
+    x = torch.zeros(shape, dtype=dtype)
+    for reset in (None, torch.zeros(shape, dtype=torch.bool)):
+        call = ScanCall(gamma, 0.99, dim, reset is not None, False, torch.zeros(rows, dtype=dtype), reset, None)
+        launch.scan(x, call)
+        launch.scan_gradients(x, x, call)
+    check(launched, 90)
+    assert launched

@@ -39,6 +39,9 @@ struct Launch {
   cudaError_t operator()(const StagedColumnsPlan& plan) const { return columns.staged(problem, plan, stream); }
   cudaError_t operator()(const SerialColumnsPlan& plan) const { return columns.serial(problem, plan, stream); }
   cudaError_t operator()(const SmallColumnsPlan& plan) const { return columns.small(problem, plan, stream); }
+  cudaError_t operator()(const StreamColumnsPlan& plan) const {
+    return columns.stream(problem, plan, workspace, stream);
+  }
   cudaError_t operator()(const ResidentColumnsPlan& plan) const {
     return columns.resident(problem, plan, workspace, stream);
   }
@@ -91,7 +94,10 @@ struct Cuda {
     if (error != cudaSuccess && runs_together(plan)) {
       // A green context or an instance of a part of the GPU may not have room for blocks that run together.
       cudaGetLastError();
-      error = launch(problem, *plan_by<plan_any_columns>(problem, limits), input, stream);
+      std::optional<KernelPlan> alone;
+      if (std::holds_alternative<StreamColumnsPlan>(plan)) alone = plan_by<plan_resident_columns>(problem, limits);
+      if (!alone) alone = plan_by<plan_any_columns>(problem, limits);
+      error = launch(problem, *alone, input, stream);
     }
     check(error, "launching the kernel");
   }

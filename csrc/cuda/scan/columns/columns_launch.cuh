@@ -11,6 +11,7 @@
 #include "scan/columns/small_columns.cuh"
 #include "scan/columns/serial_columns.cuh"
 #include "scan/columns/staged_columns.cuh"
+#include "scan/columns/stream_columns.cuh"
 #include "dcs/scan/forms.h"
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/traits.h"
@@ -142,6 +143,20 @@ cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsP
 }
 
 template <typename T>
+cudaError_t launch_stream_columns(
+    const ScanProblem& problem, const StreamColumnsPlan& plan, void* workspace, cudaStream_t stream) {
+  StreamColumnsParams params{problem, plan, workspace, {}};
+  if (plan.workspace_bytes > 0) params.tag = counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream);
+  const auto kernel = stream_columns_kernel<T>;
+  const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, 0);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute cooperative = cooperating();
+  const cudaLaunchConfig_t config =
+      launch_config(plan.blocks, kStreamThreads, plan.shared_bytes, stream, &cooperative, 1);
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
+template <typename T>
 cudaError_t launch_resident_columns(
     const ScanProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   const int64_t blocks = plan.strips * plan.tiles;
@@ -164,8 +179,11 @@ template <typename T>
 constexpr ColumnsLaunchers columns_launchers() {
   // No plan is for small problems of wide elements.
   ColumnsLaunchers launchers{
-      launch_few_steps<T>, nullptr, launch_serial_columns<T>, nullptr, launch_resident_columns<T>};
-  if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) launchers.staged = launch_staged_columns<T>;
+      launch_few_steps<T>, nullptr, launch_serial_columns<T>, nullptr, nullptr, launch_resident_columns<T>};
+  if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) {
+    launchers.staged = launch_staged_columns<T>;
+    launchers.stream = launch_stream_columns<T>;
+  }
   if constexpr (sizeof(T) <= 4) launchers.small = launch_small_columns<T>;
   return launchers;
 }

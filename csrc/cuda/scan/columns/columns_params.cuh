@@ -14,6 +14,13 @@ struct StagedColumnsParams {
   StagedColumnsPlan plan;
 };
 
+struct StreamColumnsParams {
+  ScanProblem problem;
+  StreamColumnsPlan plan;
+  void* workspace;  // words that blocks publish (carry/segment_words.cuh)
+  CallTag tag;
+};
+
 struct ResidentColumnsParams {
   ScanProblem problem;
   ResidentColumnsPlan plan;

@@ -97,6 +97,11 @@ inline void describe_launch(const SmallColumnsPlan& plan, JsonObject& launch) {
   launch.add("steps", plan.steps).add("warps", plan.warps);
   launch.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
 }
+inline void describe_launch(const StreamColumnsPlan& plan, JsonObject& launch) {
+  launch.add("parts", plan.parts).add("part_steps", plan.part_steps).add("stages", plan.stages);
+  launch.add("tiles", plan.tiles).add("sharers", plan.sharers).add("blocks", plan.blocks);
+  launch.add("shared_bytes", plan.shared_bytes);
+}
 inline void describe_launch(const ResidentColumnsPlan& plan, JsonObject& launch) {
   launch.add("flat", plan.flat).add("span", plan.span).add("spans", plan.spans).add("parts", plan.parts);
   launch.add("part_steps", plan.part_steps).add("early_steps", plan.early_steps).add("tiles", plan.tiles);

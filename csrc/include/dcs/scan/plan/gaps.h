@@ -29,7 +29,8 @@ inline std::optional<ScanProblem> without_gaps(
   if (!std::holds_alternative<ResidentColumnsPlan>(plan) || is_flat(plan)) return std::nullopt;
   const KernelPlan then = plan_scan(closed, device).plan;
   // One column is a row.
-  const bool is_faster = p.inner == 1 ? !std::holds_alternative<ResidentColumnsPlan>(then) : is_flat(then);
+  const bool is_faster = std::holds_alternative<StreamColumnsPlan>(then) ||
+      (p.inner == 1 ? !std::holds_alternative<ResidentColumnsPlan>(then) : is_flat(then));
   return is_faster ? std::optional<ScanProblem>(closed) : std::nullopt;
 }
 

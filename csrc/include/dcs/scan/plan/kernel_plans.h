@@ -115,6 +115,18 @@ struct SmallColumnsPlan {
   int64_t blocks;  // outer * spans * cluster
   bool dependent;  // may begin as the launch before it ends
 };
+// Blocks that run together take tiles, some steps of all columns, in turn (columns/stream_columns.cuh).
+struct StreamColumnsPlan {
+  int parts;                            // threads of a column
+  int part_steps;                       // of a thread
+  int stages, stage_bytes;              // tiles in shared memory
+  int output_bytes;                     // of each of two tiles of results, where they have no room in the input's
+  int sharers, group, groups;           // blocks of an outer row, in groups of so many
+  int64_t strip_words;                  // that blocks publish of an outer row, for each column
+  int64_t strips_apart, tiles, blocks;  // a block's outer rows; tiles of one
+  int64_t shared_bytes, workspace_bytes;
+  int most_shared;  // bytes that one block can have
+};
 // A block holds a tile, some steps of a span of columns (columns/resident_columns.cuh).
 struct ResidentColumnsPlan {
   bool flat;           // a tile is one contiguous range of memory

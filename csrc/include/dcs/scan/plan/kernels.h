@@ -10,12 +10,14 @@
 #include "dcs/scan/plan/aligned.h"
 #include "dcs/scan/plan/columns.h"
 #include "dcs/scan/plan/rows.h"
+#include "dcs/scan/plan/stream_columns.h"
 #include "dcs/scan/plan/windows.h"
 
 namespace dcs {
 
-using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan,
-    LongRowsPlan, FewStepsPlan, StagedColumnsPlan, SerialColumnsPlan, SmallColumnsPlan, ResidentColumnsPlan>;
+using KernelPlan =
+    std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan, LongRowsPlan,
+        FewStepsPlan, StagedColumnsPlan, SerialColumnsPlan, SmallColumnsPlan, StreamColumnsPlan, ResidentColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -48,6 +50,7 @@ constexpr Candidate kCandidates[] = {
     {"serial_columns", "columns that fill the GPU, or few steps", plan_by<plan_serial_columns>},
     {"small_columns", "columns of few elements in all, whose time fits into a block or a cluster",
         plan_by<plan_small_columns>},
+    {"stream_columns", "long scans of few columns, of one gamma and without resets", plan_by<plan_stream_columns>},
     {"resident_columns", "fewer columns", plan_by<plan_resident_columns>},
     {"serial_columns", "everything else", plan_by<plan_any_columns>},
 };
@@ -64,6 +67,7 @@ inline int64_t workspace_bytes(const KernelPlan& plan) {
   if (const ComposedWindowPlan* const window = std::get_if<ComposedWindowPlan>(&plan)) return window->workspace_bytes;
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->workspace_bytes;
   if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->workspace_bytes;
+  if (const StreamColumnsPlan* const columns = std::get_if<StreamColumnsPlan>(&plan)) return columns->workspace_bytes;
   const ResidentColumnsPlan* const columns = std::get_if<ResidentColumnsPlan>(&plan);
   return columns ? columns->workspace_bytes : 0;
 }
@@ -74,7 +78,7 @@ inline bool runs_together(const KernelPlan& plan) {
   if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return rows->cluster > 1;
   if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
   if (const SmallColumnsPlan* const columns = std::get_if<SmallColumnsPlan>(&plan)) return columns->cluster > 1;
-  return std::holds_alternative<LongRowsPlan>(plan);
+  return std::holds_alternative<LongRowsPlan>(plan) || std::holds_alternative<StreamColumnsPlan>(plan);
 }
 
 struct ScanPlan {

@@ -141,6 +141,27 @@ constexpr int kSmallPitch = 33, kSmallColumnsStatics = 19 << 10;
 // multiprocessor.
 constexpr int kStagedThreads = 128, kStagedBytes = 128, kStagedBuffers = 2;
 constexpr int64_t kMostStagedRow = 64, kFewestStagedSteps = 24, kStagedColumns = 288;
+// Long scans of few columns (columns/stream_columns.cuh): warps of a block that scan, that pass carries on, beside the
+// one that copies; tiles whose totals a block knows before it finishes one; tiles in its shared memory, at most and at
+// least; blocks of a group, where many share an outer row, and of that at most; columns, and bytes of a step; bytes
+// that warps leave each other.
+constexpr int kStreamWarps = 12, kStreamCarryWarps = 8, kStreamAhead = 1;
+constexpr int kMostStreamStages = 6, kFewestStreamStages = kStreamAhead + 2;
+constexpr int kStreamGroup = 12, kMostStreamSharers = 160;
+constexpr int64_t kMostStreamColumns = 32, kMostStreamRow = 128;
+constexpr int kStreamSharedBytes = 20 << 10;
+// Columns of a warp that passes carries on, in bits; words of other blocks that it reads of a column, at most; powers
+// for them of all columns.
+constexpr int stream_carry_bits(int64_t columns) {
+  return columns <= kStreamCarryWarps ? 0 : columns <= 2 * kStreamCarryWarps ? 1 : 2;
+}
+constexpr int stream_words(int bits) { return bits == 0 ? kMostStreamSharers : 32; }
+// Of so few columns words are read without groups: that is one wait for another block in place of two.
+constexpr int kFewStreamColumns = 4;
+constexpr int kStreamPowersBehind = kStreamCarryWarps * kMostStreamSharers;
+static_assert(kMostStreamColumns == 4 * kStreamCarryWarps && kMostStreamColumns * 32 <= kStreamPowersBehind);
+// Tiles of a block, at least; of what tiles hold, and of what blocks could take, the percentage that there is.
+constexpr int64_t kFewestStreamRounds = 2, kStreamPercent = 80;
 // Columns of any number and alignment (columns/serial_columns.cuh, columns/resident_columns.cuh).
 constexpr int kColumnThreads = 256;             // of a block
 constexpr int64_t kSerialBytes = 4 * 192;       // of a step, a multiprocessor, from which on threads scan alone

@@ -20,6 +20,9 @@ inline void bulk_load(void* to, const void* from, int bytes, uint64_t* barrier) 
   check_bulk_copy(to, from, bytes);
   emulation::current().loads.push_back({to, from, bytes, barrier});
 }
+inline void bulk_load_once(void* to, const void* from, int bytes, uint64_t* barrier) {
+  bulk_load(to, from, bytes, barrier);
+}
 inline void bulk_store(void* to, const void* from, int bytes) {
   check_bulk_copy(to, from, bytes);
   emulation::current().now->stores.push_back({to, from, bytes, nullptr});

@@ -3,7 +3,9 @@
 
 namespace dcs {
 
-inline thread_local int barrier_arrivals[16], barrier_generations[16];
+constexpr int kNamedBarriers = 16;
+
+inline thread_local int barrier_arrivals[kNamedBarriers], barrier_generations[kNamedBarriers];
 
 inline void arrive_at(int barrier, int threads) {
   if (++barrier_arrivals[barrier] < threads) return;
