@@ -200,7 +200,7 @@ def _slabs() -> list[Problem]:
     problems = []
     for dtype, inner in ((BFLOAT, 3), (FLOAT, 3), (DOUBLE, 5)):
         problems += [
-            Problem("stream_columns_kernel", (260, 25_000, inner), dtype),
+            Problem("stream_columns_kernel", (260, 24_900, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 25, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 135, inner), dtype, "row", reset=True, initial=True),
         ]

@@ -296,7 +296,7 @@ def run_rows(problem: ScanProblem, steps: int, group: int) -> None:
         x.tensor, y.tensor, initial.tensor, words, gamma, math.log2(abs(gamma)),
         powers_of(gamma, tuple(VECTOR << level for level in range(5))),
         powers_of(gamma, tuple(VECTOR * LANES << level for level in range(max(1, levels)))),
-        layout.length, layout.rows, layout.inner, tiles, words_row,
+        layout.length, layout.rows, problem.inner, tiles, words_row,
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
         segments, LANES, VECTOR, group, 5, levels, problem.index_dtype(x, y), problem.reverse,
         initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None, bool(options),

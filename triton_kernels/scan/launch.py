@@ -21,7 +21,7 @@ from .columns import scan_columns
 from .flat_rows_launch import flat_tile, run_flat_rows
 from .lookback import look_back_words, scan_lookback
 from .parts import part_registers, parts_of, run_part_totals, takes_parts
-from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile
+from .problem import LONGEST_TILE, SECTOR, ScanProblem, Tile, turned
 from .tiles import scan_tiles
 from .window import scan_window
 
@@ -98,7 +98,7 @@ def scan_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor
             problem.run(output, grad_gamma, "step")
         else:
             sums = problem.run(output, None, "sum")
-            grad_gamma = sums.sum() if is_number else problem.layout.unfold_rows(sums, rows)
+            grad_gamma = sums.sum() if is_number else problem.unfold_rows(sums, rows)
             grad_gamma = grad_gamma.to(sum_dtype)
     return grad_input, grad_gamma
 
@@ -138,7 +138,8 @@ class _Problem(ScanProblem):
         if flat is not None:
             return run_flat_rows(self, flat, of_output, of_grad, gradient)[:, 0]
         if self.in_rows:
-            self.outer, self.inner, self.width = 1, self.layout.rows, self.layout.inner
+            self.turn()
+            of_output, of_grad = turned(of_output), turned(of_grad)
         long_rows = self.layout.length > LONGEST_TILE and self.in_rows
         if long_rows and gradient == "none" and half_precision.covers(self):
             share = 1 if self.layout.length > LONGEST_SMALL_TILES else 2
@@ -241,7 +242,7 @@ class _Problem(ScanProblem):
             grad = replace(grad, tensor=partials)
         scan_tiles[(blocks * count,)](
             x.tensor, y.tensor, gamma.tensor, initial.tensor, reset.tensor, output.tensor, grad.tensor, words,
-            self.gates.bits, bits, layout.length, self.inner, self.width, blocks, tiles, share or tiles,
+            self.gates.bits, bits, layout.length, self.inner, blocks, tiles, share or tiles,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.time, gamma.inner,
             initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
             output.outer, output.time, output.inner, grad.outer, grad.time, grad.inner,
@@ -263,7 +264,7 @@ class _Problem(ScanProblem):
         partials = self.new((layout.rows, tiles if gradient == "sum" else 1), torch.float32)
         scan_lookback[(layout.rows * tiles,)](
             x.tensor, y.tensor, gamma.tensor, initial.tensor, output.tensor, partials, words,
-            self.gates.bits, layout.length, layout.rows, layout.inner, tiles, row_words,
+            self.gates.bits, layout.length, layout.rows, self.inner, tiles, row_words,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
             initial.outer, initial.inner, output.outer, output.time, output.inner,
             tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(x, y, output), self.gates.kind, self.gates.wide,

@@ -57,9 +57,11 @@ def part_totals(
     CARRY: tl.constexpr = tl.int64 if ACC == tl.int64 else tl.float64  # noqa: SIM300
     block = (tl.program_id(0) % blocks).to(tl.int64)
     part = tl.program_id(0) // blocks
-    places, across_valid, parts, row_valid, segment, _, _, rows_in = rows_of_block(block, inner, 1, R, Q, INDEX, LAYOUT)
+    outer_index, start, row_index, row_valid, segment, _, rows_in, across, across_valid = rows_of_block(
+        block, blocks, inner, R, Q, INDEX, LAYOUT
+    )
     x_row, gamma_row, reset_row = rows_of_operands(
-        x_ptr, gamma_ptr, reset_ptr, places, parts,
+        x_ptr, gamma_ptr, reset_ptr, outer_index, start, across, row_index,
         x_outer, x_inner, gamma_outer, gamma_inner, reset_outer, reset_inner, GATES, RESET,
     )  # fmt: skip
     lane = tl.arange(0, J)[None, :]

@@ -59,8 +59,8 @@ class ScanProblem:
         self.reset = self.layout.steps(None if reset is None else reset.view(torch.uint8))
         self.accumulate = {torch.float64: tl.float64, torch.int64: tl.int64}.get(input.dtype, tl.float32)
         self.tiling = self._tiling()
-        # As programs take them: rows in time are one sequence, `width` neighbors of which have the same outer index.
-        self.outer, self.inner, self.width = self.layout.outer, self.layout.inner, 1
+        self.turned = False
+        self.outer, self.inner = self.layout.outer, self.layout.inner
         if input.dtype == torch.float32 and self.tiling == "serial":
             # Many steps of a column run one after the other in a thread: a float32 carry would stall (see scan_tiles).
             self.accumulate = tl.float64
@@ -94,8 +94,22 @@ class ScanProblem:
     def in_rows(self) -> bool:
         return self.tiling in ("vectors", "elements")
 
+    def turn(self) -> None:
+        """Rows in time: lets the inner dimension, of which programs take neighbors, be the one of many rows."""
+        self.turned = True
+        self.outer, self.inner = self.inner, self.outer
+        self.x, self.y, self.gamma, self.initial, self.reset = map(
+            turned, (self.x, self.y, self.gamma, self.initial, self.reset)
+        )
+
     def blocks(self, columns: int) -> int:
         return self.outer * int(triton.cdiv(self.inner, columns))
+
+    def unfold_rows(self, values: Tensor, shape: torch.Size) -> Tensor:
+        """(rows,) in the order of the kernels -> `shape`, output's shape without `dim`."""
+        if self.turned:
+            values = values.view(self.outer, self.inner).t().reshape(-1)
+        return self.layout.unfold_rows(values, shape)
 
     @property
     def half_precision(self) -> bool:
@@ -117,11 +131,12 @@ class ScanProblem:
     def index_dtype(self, *operands: Operand) -> tl.dtype:
         """int32 positions where no rows of a tile reach 2^31 elements, a tile past their end included."""
         reach = max(abs(operand.time) for operand in operands) * (self.layout.length + 2 * LONGEST_TILE)
-        strides = [operand.inner for operand in (*operands, self.initial)]
-        if self.in_rows:
-            strides += [operand.outer for operand in (*operands, self.initial)]
-        across = max(map(abs, strides)) * MOST_ROWS
+        across = max(abs(operand.inner) for operand in (*operands, self.initial)) * MOST_ROWS
         return tl.int32 if reach + across < 2**31 else tl.int64
+
+
+def turned(operand: Operand) -> Operand:
+    return replace(operand, outer=operand.inner, inner=operand.outer)
 
 
 def _is_aligned(operand: Operand) -> bool:

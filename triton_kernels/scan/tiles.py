@@ -33,61 +33,53 @@ from .tile_words import WRITTEN, carry_into_tile, publish_number, publish_slot, 
 
 
 @triton.jit
-def rows_of_block(block, inner, width, R: tl.constexpr, Q: tl.constexpr, INDEX: tl.constexpr, LAYOUT: tl.constexpr):
-    """The places of a program's R rows, for `rows_at`, as `positions` lays out the addresses of a tile, and whether
-    they exist; the same of its R * Q parts; the segment of these; the places of its rows (R, 1), with their numbers and
-    whether they exist.
-
-    Rows in time are one sequence, `width` neighbors of which have the same outer index.
-    """
+def rows_of_block(block, blocks, inner, R: tl.constexpr, Q: tl.constexpr, INDEX: tl.constexpr, LAYOUT: tl.constexpr):
+    """(outer index, first inner index) of a program's R rows; of its R * Q parts (index among the rows, validity,
+    segment); of its rows (number, validity); and the former two as `positions` lays out the addresses of a tile."""
     part = tl.arange(0, R * Q)[:, None]
-    part_row, own = (part // Q).to(INDEX), tl.arange(0, R)[:, None].to(INDEX)
+    # A block never straddles two outer indices.
+    across_inner = (inner + R - 1) // R
     if LAYOUT == "serial" or LAYOUT == "columns":
-        # A block never straddles two outer indices.
-        blocks = (inner + R - 1) // R
-        outer_index, first = block // blocks, (block % blocks) * R
-        base = (outer_index, first)
-        parts, rows = (base, (0, part_row)), (base, (0, own))
-        across, places = part_row, parts
-        if LAYOUT == "columns":
-            across = tl.arange(0, R)[None, :].to(INDEX)
-            places = (base, (0, across))
-        return (
-            places, first + across < inner, parts, first + part_row < inner, part % Q, rows,
-            outer_index * inner + first + own, first + own < inner,
-        )  # fmt: skip
+        outer_index = block // across_inner
+        start = (block % across_inner) * R
     else:
-        first = block * R
-        base, offset = (first // width, 0), (first % width).to(INDEX)
-        parts = (base, ((offset + part_row) // width, (offset + part_row) % width))
-        rows = (base, ((offset + own) // width, (offset + own) % width))
-        exists = first + part_row < inner
-        return parts, exists, parts, exists, part % Q, rows, first + own, first + own < inner
+        # Rows of strided steps are neighbors where `outer` goes on: programs that run at once share lines of memory.
+        outer = blocks // across_inner
+        outer_index = block % outer
+        start = (block // outer) * R
+    row_index = (part // Q).to(INDEX)
+    row = start + tl.arange(0, R)[:, None]
+    across = row_index
+    if LAYOUT == "columns":
+        across = tl.arange(0, R)[None, :].to(INDEX)
+    return (
+        outer_index, start, row_index, start + row_index < inner, part % Q, outer_index * inner + row, row < inner,
+        across, start + across < inner,
+    )  # fmt: skip
 
 
 @triton.jit
-def rows_at(pointer, places, outer_stride, inner_stride):
-    """Rows at `places`: (outer, inner) of a program's first one, an offset that is computed once, and from there."""
-    base, further = places
-    start = pointer + (base[0] * outer_stride + base[1] * inner_stride)
-    return start + (further[0] * outer_stride + further[1] * inner_stride)
+def rows_at(pointer, outer_index, start, row_index, outer_stride, inner_stride):
+    """Rows at the indices `row_index` behind the one at `start`, an offset that is computed once a program."""
+    return pointer + (outer_index * outer_stride + start * inner_stride) + row_index * inner_stride
 
 
 @triton.jit
 def rows_of_operands(
-    x_ptr, gamma_ptr, reset_ptr, places, parts, x_outer, x_inner, gamma_outer, gamma_inner, reset_outer, reset_inner,
+    x_ptr, gamma_ptr, reset_ptr, outer_index, start, across, row_index,
+    x_outer, x_inner, gamma_outer, gamma_inner, reset_outer, reset_inner,
     GATES: tl.constexpr, RESET: tl.constexpr,
 ):  # fmt: skip
     """`rows_at` for what a scan reads: x, gamma and resets, or x again where there is none."""
-    x_row = rows_at(x_ptr, places, x_outer, x_inner)
+    x_row = rows_at(x_ptr, outer_index, start, across, x_outer, x_inner)
     gamma_row = x_row
     if GATES == "step":
-        gamma_row = rows_at(gamma_ptr, places, gamma_outer, gamma_inner)
+        gamma_row = rows_at(gamma_ptr, outer_index, start, across, gamma_outer, gamma_inner)
     elif GATES == "row":
-        gamma_row = rows_at(gamma_ptr, parts, gamma_outer, gamma_inner)
+        gamma_row = rows_at(gamma_ptr, outer_index, start, row_index, gamma_outer, gamma_inner)
     reset_row = x_row
     if RESET:
-        reset_row = rows_at(reset_ptr, places, reset_outer, reset_inner)
+        reset_row = rows_at(reset_ptr, outer_index, start, across, reset_outer, reset_inner)
     return x_row, gamma_row, reset_row
 
 
@@ -266,14 +258,14 @@ def look_back(
 
 @triton.jit
 def first_carry(
-    initial_ptr, places, exists, initial_outer, initial_inner, SHAPE: tl.constexpr, DTYPE: tl.constexpr,
+    initial_ptr, outer_index, start, row_index, inside, initial_outer, initial_inner, DTYPE: tl.constexpr,
     STARTED: tl.constexpr,
 ):  # fmt: skip
-    """The carry into the first step of the rows at `places`, (SHAPE, 1)."""
-    carry = tl.zeros((SHAPE, 1), DTYPE)
+    """The carry into the first step of the rows at `row_index` behind `start`, as rows_at has them."""
+    carry = tl.zeros(row_index.shape, DTYPE)
     if STARTED:
-        initial_row = rows_at(initial_ptr, places, initial_outer, initial_inner)
-        carry = tl.load(initial_row, mask=exists, other=0).to(DTYPE)
+        initial_row = rows_at(initial_ptr, outer_index, start, row_index, initial_outer, initial_inner)
+        carry = tl.load(initial_row, mask=inside, other=0).to(DTYPE)
     return carry
 
 
@@ -295,7 +287,7 @@ def store_row_sums(entry, sums, inside, R: tl.constexpr, Q: tl.constexpr):
 @triton.jit(do_not_specialize=["gamma_bits", "part_bits", "tiles", "share"])
 def scan_tiles(
     x_ptr, y_ptr, gamma_ptr, initial_ptr, reset_ptr, output_ptr, gamma_grad_ptr, words_ptr,
-    gamma_bits: tl.int64, part_bits: tl.int64, T, inner, width, blocks, tiles, share,
+    gamma_bits: tl.int64, part_bits: tl.int64, T, inner, blocks, tiles, share,
     x_outer, x_time, x_inner, y_outer, y_time, y_inner, gamma_outer, gamma_time, gamma_inner,
     initial_outer, initial_inner, reset_outer, reset_time, reset_inner,
     output_outer, output_time, output_inner, grad_outer, grad_time, grad_inner,
@@ -320,30 +312,33 @@ def scan_tiles(
     block = (tl.program_id(0) % blocks).to(tl.int64)
     part = tl.program_id(0) // blocks
     own_tile = part * share
-    places, across_valid, parts, row_valid, segment, rows, row_id, rows_in = rows_of_block(
-        block, inner, width, R, Q, INDEX, LAYOUT
+    outer_index, start, row_index, row_valid, segment, row_id, rows_in, across, across_valid = rows_of_block(
+        block, blocks, inner, R, Q, INDEX, LAYOUT
     )
     lane = tl.arange(0, J)[None, :]
     group = (segment * J + lane) * V
 
     pin = (y_ptr, T < 0)
     x_row, gamma_row, reset_row = rows_of_operands(
-        x_ptr, gamma_ptr, reset_ptr, places, parts,
+        x_ptr, gamma_ptr, reset_ptr, outer_index, start, across, row_index,
         x_outer, x_inner, gamma_outer, gamma_inner, reset_outer, reset_inner, GATES, RESET,
     )  # fmt: skip
-    y_row = rows_at(y_ptr, places, y_outer, y_inner)
+    y_row = rows_at(y_ptr, outer_index, start, across, y_outer, y_inner)
     row_gates, gate_rest, weight, row_weight = gates_of_rows(
         gamma_row, gamma_bits, row_valid, lane, J, V, ACC, GATES, WIDE
     )
-    carry = first_carry(initial_ptr, rows, rows_in, initial_outer, initial_inner, R, CARRY, STARTED)
+    own = tl.arange(0, R)[:, None].to(INDEX)
+    carry = first_carry(initial_ptr, outer_index, start, own, rows_in, initial_outer, initial_inner, CARRY, STARTED)
     if LANES:
         carry = carry_into_part(
             words_ptr, block, blocks, part, part_bits, carry, rows_in, LANES, GATES, WIDE, STARTED, RESET, DEPENDENT
         )
     if GRADIENT != "none":
-        output_row = rows_at(output_ptr, places, output_outer, output_inner)
+        output_row = rows_at(output_ptr, outer_index, start, across, output_outer, output_inner)
         gradient_sum = tl.zeros((P, 1), ACC)
-        row_start = first_carry(initial_ptr, parts, row_valid, initial_outer, initial_inner, P, ACC, HAS_INITIAL)
+        row_start = first_carry(
+            initial_ptr, outer_index, start, row_index, row_valid, initial_outer, initial_inner, ACC, HAS_INITIAL
+        )
 
     for further in range(1 if GROUP else tl.minimum(share, tiles - own_tile)):
         tile = own_tile + further
@@ -379,7 +374,7 @@ def scan_tiles(
                 output_time, reset_time, T, pin, P, J, V, ACC, REVERSE, HAS_INITIAL, RESET, LAYOUT,
             )  # fmt: skip
             if GRADIENT == "step":
-                grad_row = rows_at(gamma_grad_ptr, places, grad_outer, grad_inner)
+                grad_row = rows_at(gamma_grad_ptr, outer_index, start, across, grad_outer, grad_inner)
                 store_steps(grad_row, position, valid, grad_time, products, P, J, V, REVERSE, LAYOUT)
             else:
                 gradient_sum += summed(products, P, V)

@@ -145,8 +145,9 @@ cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsP
 template <typename T>
 cudaError_t launch_stream_columns(
     const ScanProblem& problem, const StreamColumnsPlan& plan, void* workspace, cudaStream_t stream) {
-  StreamColumnsParams params{problem, plan, workspace, {}};
-  if (plan.workspace_bytes > 0) params.tag = counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream);
+  CallTag tag{};
+  if (plan.workspace_bytes > 0) tag = counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream);
+  const StreamColumnsParams params{problem, plan, workspace, tag};
   const auto kernel = stream_columns_kernel<T>;
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, 0);
   if (error != cudaSuccess) return error;

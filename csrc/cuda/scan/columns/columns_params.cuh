@@ -6,6 +6,7 @@
 #include "common/word.cuh"
 #include "dcs/scan/problem.h"
 #include "dcs/scan/plan/kernel_plans.h"
+#include "dcs/scan/plan/powers.h"
 
 namespace dcs {
 
@@ -19,6 +20,23 @@ struct StreamColumnsParams {
   StreamColumnsPlan plan;
   void* workspace;  // words that blocks publish (carry/segment_words.cuh)
   CallTag tag;
+  double over_part, over_tile;  // powers of a number gamma
+
+  StreamColumnsParams(const ScanProblem& of, const StreamColumnsPlan& by, void* words, const CallTag& call)
+      : problem(of), plan(by), workspace(words), tag(call) {
+    // Right to the last digit: by squares they would be off by as many roundings as there are steps.
+    const auto power = [&](int steps) { return bounded(std::pow(of.gamma_value, steps), of.gamma_value); };
+    over_part = power(by.part_steps);
+    over_tile = power(by.part_steps * by.parts);
+  }
+  __device__ __forceinline__ double over_part_of(double gamma) const {
+    if (problem.gamma_kind == GammaKind::kNumber) return over_part;
+    return whole_power(gamma, static_cast<unsigned>(plan.part_steps));
+  }
+  __device__ __forceinline__ double over_tile_of(double gamma) const {
+    if (problem.gamma_kind == GammaKind::kNumber) return over_tile;
+    return whole_power(gamma, static_cast<unsigned>(plan.part_steps * plan.parts));
+  }
 };
 
 struct ResidentColumnsParams {

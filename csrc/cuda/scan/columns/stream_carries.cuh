@@ -53,6 +53,7 @@ struct StreamCarries {
   static constexpr int kColumns = 1 << kBits, kLanes = 32 >> kBits, kLevels = 5 - kBits,
                        kWords = stream_words(kBits) / kLanes;
 
+  const StreamColumnsParams& params;
   const ScanProblem& p;
   const StreamColumnsPlan& t;
   StreamShared<Wide>& shared;
@@ -64,11 +65,12 @@ struct StreamCarries {
   Wide* const behind;  // powers over what is behind each word
   StreamWord words[kWords];
 
-  __device__ __forceinline__ StreamCarries(const StreamColumnsParams& params, StreamShared<Wide>& with, int warp)
-      : p(params.problem),
-        t(params.plan),
+  __device__ __forceinline__ StreamCarries(const StreamColumnsParams& given, StreamShared<Wide>& with, int warp)
+      : params(given),
+        p(given.problem),
+        t(given.plan),
         shared(with),
-        memory(static_cast<Words*>(params.workspace)),
+        memory(static_cast<Words*>(given.workspace)),
         tag(with.tag),
         share(threadIdx.x % 32 >> kBits),
         column(min(warp * kColumns + static_cast<int>(threadIdx.x) % kColumns, static_cast<int>(p.inner) - 1)),
@@ -87,17 +89,16 @@ struct StreamCarries {
   __device__ __forceinline__ void store_powers(const StreamCursor& at) const {
     if (exists()) {
       const Wide gamma = ColumnValues<T, false>::gamma_of(p, {at.outer, column}, 0);
-      const auto part = static_cast<unsigned>(t.part_steps), tile = part * static_cast<unsigned>(t.parts);
-      const auto over = [&](unsigned steps) { return stream_power(gamma, steps); };
+      const Wide part = params.over_part_of(gamma), tile = params.over_tile_of(gamma);
 #pragma unroll
       for (int j = 0; j < kWords; ++j)
-        behind[share + kLanes * j] = over(tile * static_cast<unsigned>(max(words[j].behind, 0)));
-      if (share < kLevels) powers.lanes[share] = over(part * static_cast<unsigned>(lane_parts()) << share);
+        behind[share + kLanes * j] = whole_power(tile, static_cast<unsigned>(max(words[j].behind, 0)));
+      if (share < kLevels) powers.lanes[share] = whole_power(part, static_cast<unsigned>(lane_parts()) << share);
       if (share == 0) {
-        powers.part = over(part);
-        powers.tile = over(tile);
-        powers.first = over(tile * static_cast<unsigned>(at.member));
-        powers.round = over(tile * static_cast<unsigned>(t.sharers - 1));
+        powers.part = part;
+        powers.tile = tile;
+        powers.first = whole_power(tile, static_cast<unsigned>(at.member));
+        powers.round = whole_power(tile, static_cast<unsigned>(t.sharers - 1));
       }
     }
     __syncwarp();

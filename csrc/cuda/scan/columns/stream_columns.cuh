@@ -31,13 +31,15 @@ struct StreamScan {
   Wide gamma, over_parts;
   Gate<float, kShort> gate;
 
-  __device__ __forceinline__ StreamScan(const StreamTile<T>& of, StreamShared<Wide>& with) : tiles(of), shared(with) {
+  __device__ __forceinline__ StreamScan(
+      const StreamColumnsParams& params, const StreamTile<T>& of, StreamShared<Wide>& with)
+      : tiles(of), shared(with) {
     part = static_cast<int>(threadIdx.x) / static_cast<int>(p.inner);
     column = static_cast<int>(threadIdx.x) - part * static_cast<int>(p.inner);
     works = part < t.parts;
     // One for all, or the block has one outer row.
     gamma = ColumnValues<T, false>::gamma_of(p, {StreamCursor(t).outer, min(column, static_cast<int>(p.inner) - 1)}, 0);
-    over_parts = stream_power(gamma, static_cast<unsigned>(t.part_steps * part));
+    over_parts = whole_power(params.over_part_of(gamma), static_cast<unsigned>(part));
     if constexpr (kHalf) gate = make_gate<float, kShort>(gamma);
   }
 
@@ -165,7 +167,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   __syncthreads();
   const StreamTile<T> tiles{params.problem, params.plan, stream_shared + kStreamSharedBytes};
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp < kStreamWarps) StreamScan<T>(tiles, shared).run();
+  if (warp < kStreamWarps) StreamScan<T>(params, tiles, shared).run();
   else if (warp < kStreamWarps + kStreamCarryWarps) pass_stream_carries<T>(params, shared);
   else StreamCopies<T>{tiles, shared}.run();
 }

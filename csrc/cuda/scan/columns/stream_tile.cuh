@@ -12,11 +12,6 @@ constexpr int kStreamTurns = kStreamAhead + 1;  // of what a block's warps leave
 constexpr int kStreamScanThreads = 32 * kStreamWarps,
               kStreamThreads = kStreamScanThreads + 32 * (kStreamCarryWarps + 1);  // the last warp copies
 
-// Right to the last digit, and clamped: a power by squares is off by as many roundings as its exponent says.
-__device__ __forceinline__ double stream_power(double gamma, unsigned steps) {
-  return bounded_product(pow(gamma, static_cast<double>(steps)), gamma);
-}
-
 // Powers of a gamma: over a part; over 1, 2, 4, ... lanes' parts; over a tile, the block's share of the first round,
 // and a round but for the block's own tile.
 template <typename Wide>
