@@ -8,6 +8,7 @@
 #include "common/dispatch.h"
 #include "common/huge_pages.h"
 #include "scan/kernels.h"
+#include "scan/short_runs.h"
 
 namespace dcs {
 namespace cpu {
@@ -64,6 +65,11 @@ void by_columns(const ScanProblem& problem, const Kernels& table) {
 void by_rows(const ScanProblem& problem) {
   share_scan(kernels().sets(problem), problem.rows() * problem.length,
       [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
+}
+
+void by_short_runs(const ScanProblem& problem, const Kernels& table) {
+  share_scan(run_blocks(problem), problem.rows() * problem.length,
+      [&](int64_t begin, int64_t end) { scan_short_runs(problem, table, begin, end); });
 }
 
 // calls(row, begin, end) for the ranges of [begin, end), numbered row * per_row + item.
@@ -159,6 +165,11 @@ void run(const ScanProblem& problem) {
   // A window that reaches beyond the first element cuts nothing.
   const bool windowed = problem.window > 0 && problem.window < problem.length + (problem.initial != nullptr ? 1 : 0);
   if (windowed) return by_window(problem);
+  if (has_short_runs(problem)) {
+    const ScanProblem joined = without_runs(problem);
+    const Kernels& of_runs = kernels_of_columns(joined);
+    if (of_runs.by_columns(joined)) return by_short_runs(problem, of_runs);
+  }
   const Kernels& of_columns = kernels_of_columns(problem);
   if (of_columns.by_columns(problem)) return by_columns(problem, of_columns);
   if (kernels().by_chunks(problem)) return by_chunks(problem);
