@@ -195,18 +195,6 @@ def test_layouts_match_float64(layout: str, dtype: torch.dtype) -> None:
             assert_matches_oracle(Case(place(make(shape, dtype)), gamma, 0.9, dim, reverse, False, start, cut))
 
 
-@pytest.mark.parametrize("kind", ["number", "row"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
-@pytest.mark.parametrize("shape", [(7, 40, 2), (5, 341, 3), (9, 700, 1), (3, 130, 5)], ids=str)
-def test_short_runs_match_float64(shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> None:
-    """Time first, and a few padded elements last: neighbors in the result, in the input in runs with gaps between them;
-    one block of them, two, and what is left beside whole ones."""
-    x = make((*shape[:-1], shape[-1] + 3), dtype)[..., : shape[-1]]
-    gamma = None if kind == "number" else make_gamma(kind, shape, 0, dtype, "cpu")
-    for reverse, initial in itertools.product((False, True), (None, make(list(shape[1:]), dtype, seed=3))):
-        assert_matches_oracle(Case(x, gamma, 0.9, 0, reverse, False, initial, None, None))
-
-
 @pytest.mark.parametrize("kind", ["number", "row", "step"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
 @pytest.mark.parametrize(("rows", "length"), [(1, 9 * CHUNK + 5), (3, 3 * CHUNK)])

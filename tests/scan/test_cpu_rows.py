@@ -20,7 +20,7 @@ from torch import Tensor
 import torch_dcs_ops  # noqa: F401  (loads the library)
 from torch_dcs_ops import _native
 
-from scan.oracle import REAL_DTYPES
+from scan.oracle import REAL_DTYPES, make, make_gamma
 from scan.test_cpu_kernels import Case, assert_close, assert_matches_oracle, oracle
 from scan.test_cpu_kernels import cases as every_case
 from support.selection import slow
@@ -214,3 +214,15 @@ def test_every_bfloat16_is_kept(columns: int) -> None:
     number = ~every.isnan()
     assert torch.equal(found.isnan(), every.isnan())
     assert torch.equal(found[number].view(torch.int16), every[number].view(torch.int16))
+
+
+@pytest.mark.parametrize("kind", ["number", "row"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("shape", [(7, 40, 2), (5, 341, 3), (9, 700, 1), (3, 130, 5)], ids=str)
+def test_short_runs_match_float64(shape: tuple[int, ...], dtype: torch.dtype, kind: str) -> None:
+    """Time first, and a few padded elements last: neighbors in the result, in the input in runs with gaps between them;
+    one block of them, two, and what is left beside whole ones."""
+    x = make((*shape[:-1], shape[-1] + 3), dtype)[..., : shape[-1]]
+    gamma = None if kind == "number" else make_gamma(kind, shape, 0, dtype, "cpu")
+    for reverse, initial in itertools.product((False, True), (None, make(list(shape[1:]), dtype, seed=3))):
+        assert_matches_oracle(Case(x, gamma, 0.9, 0, reverse, False, initial, None, None))
