@@ -162,22 +162,14 @@ class Trial {
   template <bool kStep, bool kBackward>
   bool launch() {
     if (resident) {
-      std::vector<Word> words(static_cast<size_t>(resident->workspace_bytes / 16) + 1, Word{7, 7});
-      uint32_t launches = 0;
-      const ResidentColumnsParams params{
-          p, *resident, words.data(), {0x123456789abcdef0 | 2, c.seed % 2 ? &launches : nullptr}};
-      const auto kernel = [&] {
-        if (resident->flat) resident_columns_kernel<T, kStep, kBackward, true>(params);
-        else resident_columns_kernel<T, kStep, kBackward, false>(params);
-      };
-      // A graph's second replay, which finds the words of the first one.
-      for (int replay = c.seed % 2; replay >= 0; --replay) {
-        if (!emulation::launch(resident->strips * resident->tiles, kColumnThreads, resident->shared_bytes,
-                resident->tiles > 1, c.seed + static_cast<unsigned>(replay), kernel))
-          return false;
-        if (replay > 0) y.forget(c);
-      }
-      return true;
+      return replay(resident->workspace_bytes, [&](Word* words, const CallTag& tag, unsigned seed) {
+        const ResidentColumnsParams params{p, *resident, words, tag};
+        return emulation::launch(
+            resident->strips * resident->tiles, kColumnThreads, resident->shared_bytes, resident->tiles > 1, seed, [&] {
+              if (resident->flat) resident_columns_kernel<T, kStep, kBackward, true>(params);
+              else resident_columns_kernel<T, kStep, kBackward, false>(params);
+            });
+      });
     }
     if (small) return launch_small();
     if (stream) return launch_stream();
@@ -215,19 +207,26 @@ class Trial {
 
   bool launch_stream() {
     if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) {
-      std::vector<Word> words(static_cast<size_t>(stream->workspace_bytes / 16) + 1, Word{7, 7});
-      uint32_t launches = 0;
-      const StreamColumnsParams params{
-          p, *stream, words.data(), {0x123456789abcdef0 | 2, c.seed % 2 ? &launches : nullptr}};
-      for (int replay = c.seed % 2; replay >= 0; --replay) {
-        if (!emulation::launch(stream->blocks, kStreamThreads, stream->shared_bytes, true,
-                c.seed + static_cast<unsigned>(replay), [&] { stream_columns_kernel<T>(params); }))
-          return false;
-        if (replay > 0) y.forget(c);
-      }
-      return true;
+      return replay(stream->workspace_bytes, [&](Word* words, const CallTag& tag, unsigned seed) {
+        const StreamColumnsParams params{p, *stream, words, tag};
+        return emulation::launch(stream->blocks, kStreamThreads, stream->shared_bytes, true, seed,
+            [&] { stream_columns_kernel<T>(params); });
+      });
     }
     return false;
+  }
+
+  // launch(words, their tag, a seed), of some twice: a graph's second replay finds the words of the first one.
+  template <typename Launch>
+  bool replay(int64_t bytes, const Launch& launch) {
+    std::vector<Word> words(static_cast<size_t>(bytes / 16) + 1, Word{7, 7});
+    uint32_t launches = 0;
+    const CallTag tag{0x123456789abcdef0 | 2, c.seed % 2 ? &launches : nullptr};
+    for (int replay = c.seed % 2; replay >= 0; --replay) {
+      if (!launch(words.data(), tag, c.seed + static_cast<unsigned>(replay))) return false;
+      if (replay > 0) y.forget(c);
+    }
+    return true;
   }
 
   double gate(int64_t o, int64_t t, int64_t i) const {

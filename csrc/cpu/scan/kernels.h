@@ -15,6 +15,12 @@ constexpr int64_t kWidestVector = 8;  // doubles, of all instruction sets
 constexpr int64_t kColumns = 512;     // columns of a block: their carries and gates stay in the first-level cache
 constexpr int64_t kMostColumns = kColumns + kWidestVector - 1;  // that one call takes
 
+// Blocks of `width` columns. What is left beside whole ones is the last one's if it would be no vector.
+inline int64_t column_blocks(int64_t columns, int64_t width) {
+  const int64_t whole = columns / width;
+  return whole == 0 || columns - whole * width >= kWidestVector ? whole + 1 : whole;
+}
+
 // Room for one number of any kind.
 struct Value {
   double re, im;

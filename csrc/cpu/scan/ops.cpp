@@ -50,9 +50,7 @@ void by_columns(const ScanProblem& problem, const Kernels& table) {
   const int64_t shares = 2 * torch::stable::get_num_threads();
   const int64_t wanted = (problem.rows() + shares - 1) / shares;
   const int64_t width = std::min(kColumns, std::max<int64_t>(32, (wanted + 15) / 16 * 16));
-  // What is left beside whole blocks goes to the last one if it would be no vector.
-  const int64_t whole = problem.inner / width, rest = problem.inner - whole * width;
-  const int64_t blocks = whole == 0 || rest >= kWidestVector ? whole + 1 : whole;
+  const int64_t blocks = column_blocks(problem.inner, width);
   share_scan(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t inner = block % blocks * width;
@@ -67,9 +65,10 @@ void by_rows(const ScanProblem& problem) {
       [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
 }
 
-void by_short_runs(const ScanProblem& problem, const Kernels& table) {
-  share_scan(run_blocks(problem), problem.rows() * problem.length,
-      [&](int64_t begin, int64_t end) { scan_short_runs(problem, table, begin, end); });
+// `joined`: the problem without_runs.
+void by_short_runs(const ScanProblem& problem, const ScanProblem& joined, const Kernels& table) {
+  share_scan(column_blocks(joined.inner, run_columns(problem)), joined.inner * joined.length,
+      [&](int64_t begin, int64_t end) { scan_short_runs(problem, joined, table, begin, end); });
 }
 
 // calls(row, begin, end) for the ranges of [begin, end), numbered row * per_row + item.
@@ -168,7 +167,7 @@ void run(const ScanProblem& problem) {
   if (has_short_runs(problem)) {
     const ScanProblem joined = without_runs(problem);
     const Kernels& of_runs = kernels_of_columns(joined);
-    if (of_runs.by_columns(joined)) return by_short_runs(problem, of_runs);
+    if (of_runs.by_columns(joined)) return by_short_runs(problem, joined, of_runs);
   }
   const Kernels& of_columns = kernels_of_columns(problem);
   if (of_columns.by_columns(problem)) return by_columns(problem, of_columns);

@@ -47,11 +47,6 @@ inline int64_t run_columns(const ScanProblem& p) {
   const int64_t most = std::min(kColumns, kShortRunBytes / (p.length * element_size(p.dtype)));
   return std::max(kLeastRunColumns, most) / p.inner * p.inner;
 }
-// What is left beside whole blocks is the last one's if it would be no vector.
-inline int64_t run_blocks(const ScanProblem& p) {
-  const int64_t width = run_columns(p), whole = p.rows() / width;
-  return whole == 0 || p.rows() - whole * width >= kWidestVector ? whole + 1 : whole;
-}
 
 template <int kBytes>
 void copy_short_runs(char* to, const char* from, int64_t runs, int64_t apart) {
@@ -69,25 +64,25 @@ inline void copy_short_runs(char* to, const char* from, int64_t runs, int64_t ap
   }
 }
 
-// Blocks [begin, end).
-inline void scan_short_runs(const ScanProblem& p, const Kernels& table, int64_t begin, int64_t end) {
-  const int64_t bytes = element_size(p.dtype), width = run_columns(p), gamma_bytes = element_size(p.gamma_dtype);
+// Blocks [begin, end) of the columns. `joined`: the problem without_runs.
+inline void scan_short_runs(
+    const ScanProblem& p, const ScanProblem& joined, const Kernels& table, int64_t begin, int64_t end) {
+  const int64_t bytes = element_size(p.dtype), gamma_bytes = element_size(p.gamma_dtype), columns = joined.inner,
+                width = run_columns(p), last = column_blocks(columns, width) - 1;
   const std::unique_ptr<char[]> copy(new char[p.length * (width + kWidestVector) * bytes]);
   for (int64_t block = begin; block < end; ++block) {
-    const bool is_last = block + 1 == run_blocks(p);
-    const int64_t first = block * width, count = is_last ? p.rows() - first : width;
+    const int64_t first = block * width, count = block == last ? columns - first : width;
+    const char* const from = static_cast<const char*>(p.input) + first / p.inner * p.input_strides.outer * bytes;
     for (int64_t t = 0; t < p.length; ++t)
-      copy_short_runs(copy.get() + t * count * bytes,
-          static_cast<const char*>(p.input) +
-              (first / p.inner * p.input_strides.outer + t * p.input_strides.time) * bytes,
-          count / p.inner, p.input_strides.outer * bytes, p.inner * bytes);
-    ScanProblem some = without_runs(p);
+      copy_short_runs(copy.get() + t * count * bytes, from + t * p.input_strides.time * bytes, count / p.inner,
+          p.input_strides.outer * bytes, p.inner * bytes);
+    ScanProblem some = joined;
     some.inner = count;
     some.input = copy.get();
     some.input_strides.time = count;
     some.output = static_cast<char*>(p.output) + first * bytes;
-    if (p.initial) some.initial = static_cast<const char*>(p.initial) + first * p.initial_strides.inner * bytes;
-    if (p.gamma) some.gamma = static_cast<const char*>(p.gamma) + first * p.gamma_strides.inner * gamma_bytes;
+    if (p.initial) some.initial = static_cast<const char*>(p.initial) + first * joined.initial_strides.inner * bytes;
+    if (p.gamma) some.gamma = static_cast<const char*>(p.gamma) + first * joined.gamma_strides.inner * gamma_bytes;
     table.columns(some, 0, 0, count);
   }
 }

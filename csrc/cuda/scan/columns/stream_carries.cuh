@@ -1,6 +1,6 @@
 // The warps of columns/stream_columns.cuh that pass carries on: what enters a tile's parts from those before, and,
-// once the tile's total is published, what enters the tile. The blocks that share an outer row are in groups: the
-// last of a group publishes the group's total, too, as soon as it knows the others'.
+// once the tile's total is published, what enters the tile. Where many blocks share an outer row they are in groups,
+// the last of which publishes the group's total, too, as soon as it knows the others'.
 #pragma once
 
 #include "scan/carry/segment_words.cuh"
@@ -59,8 +59,8 @@ struct StreamCarries {
   StreamShared<Wide>& shared;
   Words* const memory;
   const uint64_t tag;
-  const int share;           // of a column: the last lane of it has the last parts
-  const int column, stored;  // the latter does not exist where the former stands for it
+  const int share;        // of a column: the last lane of it has the last parts
+  const int own, column;  // the lane's own column may not exist: then the last one stands for it
   StreamPowers<Wide>& powers;
   Wide* const behind;  // powers over what is behind each word
   StreamWord words[kWords];
@@ -73,8 +73,8 @@ struct StreamCarries {
         memory(static_cast<Words*>(given.workspace)),
         tag(with.tag),
         share(threadIdx.x % 32 >> kBits),
-        column(min(warp * kColumns + static_cast<int>(threadIdx.x) % kColumns, static_cast<int>(p.inner) - 1)),
-        stored(warp * kColumns + static_cast<int>(threadIdx.x) % kColumns),
+        own(warp * kColumns + static_cast<int>(threadIdx.x) % kColumns),
+        column(min(own, static_cast<int>(p.inner) - 1)),
         powers(with.powers[column]),
         behind(with.behind + column * (kLanes * kWords)) {
     const int member = StreamCursor(t).member;
@@ -82,7 +82,7 @@ struct StreamCarries {
     for (int j = 0; j < kWords; ++j) words[j] = StreamWord(t, member, share + kLanes * j);
   }
 
-  __device__ __forceinline__ bool exists() const { return stored < p.inner; }
+  __device__ __forceinline__ bool exists() const { return own < p.inner; }
   __device__ __forceinline__ int lane_parts() const { return (t.parts + kLanes - 1) / kLanes; }
 
   // Of the only gamma, or of those of the block's only outer row.
@@ -142,9 +142,9 @@ struct StreamCarries {
     if (exists()) {
 #pragma unroll 2
       for (int part = max(end - many, 0); part < end; ++part) {
-        const Wide own = parts[part * inner];
+        const Wide of_part = parts[part * inner];
         parts[part * inner] = total;
-        total = fold(own, over_part, total);
+        total = fold(of_part, over_part, total);
       }
     }
     __syncwarp();
@@ -183,12 +183,12 @@ struct StreamCarries {
     };
     const uint32_t wanted = missing;
     if (t.group > 1 && at.tile + 1 < t.tiles && (at.member + 1 == t.sharers || at.member % t.group + 1 == t.group)) {
-      uint32_t own = 0;
+      uint32_t of_group = 0;
 #pragma unroll
       for (int j = 0; j < kWords; ++j)
-        if (words[j].is_own) own |= 1u << j;
-      while (__any_sync(0xffffffffu, (missing & own) != 0)) ask(missing & own);
-      const Wide total = fold(shared.totals[column], powers.tile, add_up(own));
+        if (words[j].is_own) of_group |= 1u << j;
+      while (__any_sync(0xffffffffu, (missing & of_group) != 0)) ask(missing & of_group);
+      const Wide total = fold(shared.totals[column], powers.tile, add_up(of_group));
       if (share == 0 && exists()) publish(at, group_word(at.round, at.member / t.group), total);
     }
     while (__any_sync(0xffffffffu, missing != 0)) ask(missing);

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   if (threadIdx.x < kStreamTurns)
     mbarrier_init(&shared.carries_ready[threadIdx.x], 32 * stream_carry_warps(params.problem.inner));
   if (threadIdx.x < 2) mbarrier_init(&shared.output_free[threadIdx.x], 32);
-  if (threadIdx.x == 0 && params.plan.sharers > 1) shared.tag = tag_of_launch(params.tag);
+  if (threadIdx.x == 0) shared.tag = tag_of_launch(params.tag);
   mbarrier_fence_init();
   __syncthreads();
   const StreamTile<T> tiles{params.problem, params.plan, stream_shared + kStreamSharedBytes};

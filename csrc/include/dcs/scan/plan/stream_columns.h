@@ -19,7 +19,8 @@ inline bool fit_stream_tiles(StreamColumnsPlan& plan, const ScanProblem& p, cons
   plan.sharers = static_cast<int>(std::min(plan.tiles, std::max<int64_t>(1, blocks / p.outer)));
   plan.strips_apart = std::min(p.outer, blocks / plan.sharers);
   plan.blocks = plan.strips_apart * plan.sharers;
-  plan.group = plan.sharers > (p.inner <= kFewStreamColumns ? kMostStreamSharers : 32) ? kStreamGroup : 1;
+  const int lone = p.inner <= kFewStreamColumns ? kMostStreamSharers : kGroupedStreamWords;
+  plan.group = plan.sharers > lone ? kStreamGroup : 1;
   plan.groups = static_cast<int>(ceil_div(plan.sharers, plan.group));
   const int64_t strip_rounds = ceil_div(plan.tiles, plan.sharers);
   plan.strip_words = plan.tiles + strip_rounds * plan.groups;

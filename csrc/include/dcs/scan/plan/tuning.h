@@ -155,11 +155,13 @@ constexpr int kStreamSharedBytes = 20 << 10;
 constexpr int stream_carry_bits(int64_t columns) {
   return columns <= kStreamCarryWarps ? 0 : columns <= 2 * kStreamCarryWarps ? 1 : 2;
 }
-constexpr int stream_words(int bits) { return bits == 0 ? kMostStreamSharers : 32; }
-// Of so few columns words are read without groups: that is one wait for another block in place of two.
+constexpr int kGroupedStreamWords = 32;
+constexpr int stream_words(int bits) { return bits == 0 ? kMostStreamSharers : kGroupedStreamWords; }
+// Of so few columns all of them are read, without groups: that is one wait for another block in place of two.
 constexpr int kFewStreamColumns = 4;
 constexpr int kStreamPowersBehind = kStreamCarryWarps * kMostStreamSharers;
-static_assert(kMostStreamColumns == 4 * kStreamCarryWarps && kMostStreamColumns * 32 <= kStreamPowersBehind);
+static_assert(
+    kMostStreamColumns == 4 * kStreamCarryWarps && kMostStreamColumns * kGroupedStreamWords <= kStreamPowersBehind);
 // Tiles of a block, at least; of what tiles hold, and of what blocks could take, the percentage that there is.
 constexpr int64_t kFewestStreamRounds = 2, kStreamPercent = 80;
 // Columns of any number and alignment (columns/serial_columns.cuh, columns/resident_columns.cuh).
