@@ -36,19 +36,20 @@ struct SmallTilePlace : SmallPlace {
 
 template <typename Tile, typename Params>
 __device__ __forceinline__ void run_small_tile(const Params& params) {
-  __shared__ ColumnExchange exchange;
-  static_assert(sizeof(exchange) <= kSmallColumnsStatics);
+  __shared__ ColumnSegments segments;
+  static_assert(sizeof(segments) <= kSmallColumnsStatics);
   launch_dependents();
   Tile tile(params);
-  const bool has_cuts = params.carries.reset.data != nullptr;
-  if (params.carries.cluster.divisor > 1) exchange.init_barrier(tile.rank, 1 << params.carries.span_bits, has_cuts);
+  const bool clustered = params.carries.cluster.divisor > 1;
+  if (clustered) segments.init(1 << params.carries.span_bits, tile.rank);
   griddepcontrol_wait();
   const bool full = tile.is_full();
   if (full) tile.template load<true>();
   else tile.template load<false>();
+  if (clustered) segments.wait_for_others();
   const auto segment = full ? tile.template add_up<true>() : tile.template add_up<false>();
   const auto y = static_cast<typename Tile::Acc>(
-      carry_by_powers<false>(tile, segment.total, segment.closed, params.carries.number, exchange));
+      carry_by_powers<false>(tile, segment.total, segment.closed, params.carries.number, segments));
   if (full) tile.template finish<true>(y);
   else tile.template finish<false>(y);
 }

@@ -30,20 +30,20 @@ __device__ __forceinline__ double product_of_each(const Each& each) {
 
 // Backward a number is as a row's gamma.
 template <typename T, GammaKind kGamma, bool kBackward>
-__global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
+__global__ void __launch_bounds__(32 * kSmallBlockWarps, 1)
     small_columns_kernel(const __grid_constant__ SmallColumnsParams p) {
   constexpr bool kStep = kGamma == GammaKind::kStep, kRow = kGamma == GammaKind::kRow, kSums = kBackward && !kStep;
   using Acc = std::conditional_t<sizeof(T) == 2, float, double>;
   using Index = SmallColumnIndex<T, kStep, kBackward>;
   extern __shared__ __align__(16) unsigned char small_columns_shared[];
-  __shared__ ColumnExchange exchange;
+  __shared__ ColumnSegments segments;
   __shared__ ColumnSums sums;
-  static_assert(sizeof(exchange) + sizeof(sums) <= kSmallColumnsStatics);
+  static_assert(sizeof(segments) + sizeof(sums) <= kSmallColumnsStatics);
   launch_dependents();
   const Index at(p);
   if constexpr (kSums)
     if (p.cluster.divisor > 1) sums.init_barrier(at);
-  if (p.cluster.divisor > 1) exchange.init_barrier(at.rank, 1 << p.span_bits, kStep || p.reset.data);
+  if (p.cluster.divisor > 1) segments.init(1 << p.span_bits, at.rank);
   uint32_t* const shared = reinterpret_cast<uint32_t*>(small_columns_shared) + at.warp * (p.steps * kSmallPitch);
   griddepcontrol_wait();
 
@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
     if constexpr (kBackward) at.ask_last_flag(last_flag);
   }
   if (p.initial.data) at.ask_initial(initial);
+  if (p.cluster.divisor > 1) segments.wait_for_others();
   Acc gate;
   const double gamma = kRow && (!kBackward || p.gamma.data) ? at.row_gamma() : p.number;
   if constexpr (std::is_same_v<Acc, float>) gate = make_gate<float, true>(gamma).value;
@@ -100,9 +101,9 @@ __global__ void __launch_bounds__(32 * kSmallColumnWarps, 1)
   });
   if constexpr (kStep) {
     Segment<double> segment{y, gates, cuts != 0};
-    y = static_cast<Acc>(carry_into(at, segment, exchange));
+    y = static_cast<Acc>(carry_into(at, segment, segments));
   } else {
-    y = static_cast<Acc>(carry_by_powers<kRow>(at, y, cuts != 0, gamma, exchange));
+    y = static_cast<Acc>(carry_by_powers<kRow>(at, y, cuts != 0, gamma, segments));
   }
   [[maybe_unused]] double sum = 0.0;
   at.each([&](int k) {

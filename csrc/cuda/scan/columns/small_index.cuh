@@ -19,7 +19,7 @@ struct SmallColumnOperand {
   int outer, time, inner;
 };
 
-// A gamma's powers over 1, 2, 4, ... times the steps of a thread, a warp or a block, and over a warp's slots of them.
+// A gamma's powers over 1, 2, 4, ... times the steps of a thread, and over a warp's slots of them.
 struct SmallPowers {
   double each[kSmallLevels], far;
 };
@@ -38,23 +38,17 @@ struct SmallColumnsParams {
   bool flat, reverse;
   ElementType gamma_dtype;
   double number;  // gamma, and its powers
-  SmallPowers lane_powers, warp_powers, block_powers;
+  SmallPowers lane_powers;
 };
 
-// The powers of a number over a thread's, a warp's and a block's steps.
+// The powers of a number.
 inline void fill_small_powers(SmallColumnsParams& params, double gamma, const SmallColumnsPlan& plan) {
-  const int levels = kSmallLevels - plan.span_bits;
-  const auto fill = [&](SmallPowers& powers, double first) {
-    double power = first;
-    for (double& each : powers.each) {
-      each = power;
-      power = bounded_power(power, 2);
-      if (&each == powers.each + levels - 1) powers.far = power;
-    }
-  };
-  fill(params.lane_powers, bounded_power(gamma, plan.steps));
-  fill(params.warp_powers, params.lane_powers.far);
-  if (plan.cluster > 1) fill(params.block_powers, bounded_power(params.lane_powers.far, plan.warps));
+  double power = bounded_power(gamma, plan.steps);
+  for (double& each : params.lane_powers.each) {
+    each = power;
+    power = bounded_power(power, 2);
+    if (&each == params.lane_powers.each + kSmallLevels - plan.span_bits - 1) params.lane_powers.far = power;
+  }
 }
 
 // All but the operands.

@@ -15,7 +15,7 @@ __device__ __forceinline__ double sum_of_slots(const Index& at, double sum) {
 }
 
 struct ColumnSums {
-  double warps[kSmallColumnWarps][kSmallSpan], blocks[kMostRowCluster][kSmallSpan];
+  double warps[kSmallBlockWarps][kSmallSpan], blocks[kMostRowCluster][kSmallSpan];
   uint64_t arrivals;  // completes when the sums of all blocks but the last have come there
 
   // Before the barrier of the block and the arrival in the cluster, which others' stores wait for.

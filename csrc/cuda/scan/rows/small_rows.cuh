@@ -10,7 +10,7 @@
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/latency.cuh"
 #include "dcs/scan/plan/tuning.h"
-#include "scan/carry/cluster_segments.cuh"
+#include "scan/carry/warp_segments.cuh"
 #include "scan/rows/lane_state.cuh"
 #include "scan/rows/small_elements.cuh"
 #include "scan/rows/small_sums.cuh"
@@ -21,33 +21,6 @@ namespace dcs {
 // infinity stays one behind it.
 __device__ __forceinline__ double gates_product(double a, double b, bool of_steps) {
   return of_steps ? clamped_mul(a, b) : power_mul(a, b);
-}
-
-// The first `count` lanes' segments, each with those before it; of_steps: a gate a step.
-__device__ __forceinline__ Segment<double> up_to_lane(Segment<double> segment, int count, bool of_steps) {
-  const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed);
-  const int reach = reach_of(closed);
-#pragma unroll 1
-  for (int d = 1; d < count; d *= 2) {
-    const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
-    if (reach >= d) {
-      segment.total = fold(segment.total, segment.gates, other);
-      segment.gates = gates_product(segment.gates, other_gates, of_steps);
-    }
-  }
-  segment.closed = (closed & (0xffffffffu >> (31 - static_cast<int>(threadIdx.x) % 32))) != 0;
-  return segment;
-}
-
-using SmallClusterSegments = ClusterSegments<double, kMostRowCluster>;
-
-// The carry into a block of a cluster.
-__device__ __forceinline__ double carry_into(SmallClusterSegments& cluster, int rank, bool of_steps) {
-  if (rank == 0) return 0.0;
-  cluster.wait();
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Segment<double> segment = lane < rank ? cluster.of_blocks[lane] : identity<double>();
-  return shuffle(up_to_lane(segment, rank, of_steps).total, rank - 1);
 }
 
 // The product that neither leaves the range of double nor vanishes but for a gate of 0.
@@ -205,28 +178,6 @@ struct SmallScan {
     segment.closed = closed != 0;
     return before;
   }
-  // The same for warps, and for the blocks of a cluster: what enters the warp. What is no cluster's begins with a row.
-  __device__ __forceinline__ double exchange(
-      const Segment<double> (&segments)[kSmallRowsWarps], SmallClusterSegments& cluster) const {
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const Segment<double> warps_before =
-        up_to_lane(lane < warps ? segments[lane] : identity<double>(), warps, by_step());
-    double carry = shuffle(warps_before.total, max(warp - 1, 0));
-    if (p.cluster.divisor > 1) {
-      const auto of_lane = [&](int from) {
-        return Segment<double>{shuffle(warps_before.total, from), shuffle(warps_before.gates, from),
-            __shfl_sync(0xffffffffu, static_cast<int>(warps_before.closed), from) != 0};
-      };
-      wait_for_cluster();  // until the others' barriers are ready
-      const Segment<double> block = of_lane(warps - 1), own = of_lane(max(warp - 1, 0));
-      if (warp == 0 && lane > mine.rank && lane < static_cast<int>(p.cluster.divisor))
-        cluster.store(block, mine.rank, lane);
-      carry = carry_into(cluster, mine.rank, by_step());
-      if (warp > 0) carry = after(own, carry);
-    }
-    return carry;
-  }
-
   __device__ __forceinline__ void apply(double carry, const Gates& gates, Values& x) const {
     Acc y = cast<Acc>(carry);
 #pragma unroll
@@ -255,21 +206,20 @@ struct SmallScan {
 };
 
 template <typename T, bool kGates, SmallGradient kGradient>
-__global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
+__global__ void __launch_bounds__(32 * kSmallBlockWarps, 1)
     small_rows_kernel(const __grid_constant__ SmallRowsParams p) {
   using Scan = SmallScan<T, kGates, kGradient>;
   constexpr bool kSums = kGradient == SmallGradient::kSums;
   constexpr int kVec = Scan::kVec;
   extern __shared__ __align__(128) unsigned char small_shared[];
-  __shared__ Segment<double> segments[kSmallRowsWarps];
-  __shared__ SmallClusterSegments cluster;
+  __shared__ WarpSegments<1> segments;
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const SmallElements<kVec> mine(p);
   __shared__ BlockSums sums;
   if constexpr (kSums)
     if (p.cluster.divisor > 1) sums.init(mine.rank);
-  if (p.cluster.divisor > 1) cluster.init(mine.rank);
+  if (p.cluster.divisor > 1) segments.init(1, mine.rank);
   Scan scan(p, mine);
   const T* first = mine.template first_of<T>(p.input);
   keep(first);
@@ -278,14 +228,15 @@ __global__ void __launch_bounds__(32 * kSmallRowsWarps, 1)
   SmallAsked<T, kVec> asked;
   typename Scan::Gates gates = {};
   scan.ask(first, asked, gates);
+  if (p.cluster.divisor > 1) segments.wait_for_others();
   typename Scan::Values x;
   scan.get(asked, x, gates);
   Segment<double> segment = scan.segment(x, gates);
   const uint32_t closed = __ballot_sync(0xffffffffu, scan.cuts != 0);
   const double before = scan.fold_lanes(segment, closed);
-  if (lane == 31) segments[warp] = segment;
-  __syncthreads();
-  const double carry = scan.exchange(segments, cluster);
+  if (lane == 31) segments.of_warps[warp][0] = segment;
+  const double carry = segments.carry(0, 1, mine.rank, static_cast<int>(p.cluster.divisor),
+      [&](double a, double b) { return gates_product(a, b, scan.by_step()); });
   scan.apply(closed & ((1u << lane) - 1) ? before : fold(before, scan.weight, carry), gates, x);
   mine.template store<T>(p.output, x, small_shared);
   if constexpr (kSums) {

@@ -17,7 +17,7 @@ struct WarpSum {
 // In shared memory: the warps' sums; those of a cluster's earlier blocks, which these store where the row ends, and
 // their transaction barrier.
 struct BlockSums {
-  WarpSum of_warps[kSmallRowsWarps];
+  WarpSum of_warps[kSmallBlockWarps];
   double of_blocks[kMostRowCluster];
   uint64_t arrivals;
 

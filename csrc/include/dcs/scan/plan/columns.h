@@ -196,7 +196,7 @@ inline bool fit_small_blocks(
     plan.warps = static_cast<int>(ceil_div(warps, plan.cluster));
     plan.blocks = groups * plan.cluster;
     plan.dependent = plan.blocks <= device.dependent_blocks(p);
-    const int64_t room = std::min(kSmallColumnWarps / std::max(plan.warps, 1), kMostSmallColumnBlocks);
+    const int64_t room = std::min(kSmallBlockWarps / std::max(plan.warps, 1), kMostSmallColumnBlocks);
     if (cluster <= most &&
         groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors))
       return true;
@@ -213,10 +213,10 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
   if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
       (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
       p.rows() * p.length > small_column_elements(p, device) * device.multiprocessors ||
-      !plan_small_span(plan, p, device, most_steps, kSmallColumnWarps))
+      !plan_small_span(plan, p, device, most_steps, kSmallBlockWarps))
     return std::nullopt;
   if (!fit_small_blocks(plan, p, device, most_steps, kUsualSmallColumnWarps) &&
-      !fit_small_blocks(plan, p, device, most_steps, kSmallColumnWarps))
+      !fit_small_blocks(plan, p, device, most_steps, kSmallBlockWarps))
     return std::nullopt;
   return plan;
 }

@@ -58,7 +58,7 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
   SmallRowsPlan plan{};
   plan.cluster = 1;
   plan.group_rows = 1;
-  if (warps_of(1) <= kSmallRowsWarps) {
+  if (warps_of(1) <= kSmallBlockWarps) {
     const int64_t share = ceil_div(sizes.count(), 32 * vec * kSmallBlocks * device.multiprocessors),
                   warps = std::clamp<int64_t>(share, kFewestSmallWarps, kMostSmallTileWarps);
     plan.group_rows = std::clamp<int64_t>((warps * 32 * vec - spare) / p.length, 1, p.rows());
@@ -66,7 +66,7 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
   } else {
     const int64_t most = std::min(device.cluster, kMostRowCluster);
     plan.warps = kMostSmallTileWarps / 2;
-    while (plan.warps < kSmallRowsWarps && warps_of(1) > plan.warps * most) plan.warps *= 2;
+    while (plan.warps < kSmallBlockWarps && warps_of(1) > plan.warps * most) plan.warps *= 2;
     if (warps_of(1) > plan.warps * most) return std::nullopt;
     plan.cluster = static_cast<int>(ceil_div(warps_of(1), plan.warps));
   }
@@ -74,7 +74,7 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
   plan.dependent = plan.blocks <= device.dependent_blocks(p);
   // All at once. But padded rows, which the other kernels read element by element, and floats forward with a number
   // gamma, for which threads have fewer registers, are as fast in half as many blocks again.
-  const int64_t room = kSmallRowsWarps / plan.warps;  // of a multiprocessor, for blocks
+  const int64_t room = kSmallBlockWarps / plan.warps;  // of a multiprocessor, for blocks
   if (plan.cluster > 1) {
     const int64_t slots = device.multiprocessors / kClusterMultiprocessors;
     if (p.rows() > slots * (kMostRowCluster * room / plan.cluster)) return std::nullopt;

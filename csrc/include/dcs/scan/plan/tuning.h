@@ -101,10 +101,12 @@ constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileW
 constexpr int kFlatBlocks = 4;
 constexpr int kMostRowCluster = 16;      // blocks of a row
 constexpr int64_t kMostFlatCluster = 8;  // blocks of a row, where its lanes have fewer than all vectors
-// Small problems (rows/small_rows.cuh): warps of a block, which are also all that a multiprocessor has registers for,
-// at most; of a block of several rows at least and at most, and how many of these a multiprocessor has if there are
+// Small problems (rows/small_rows.cuh, columns/small_columns.cuh): warps of a block, which are also all that a
+// multiprocessor has registers for, at most.
+constexpr int kSmallBlockWarps = 32;
+// Of rows: warps of a block of several at least and at most, and how many of these a multiprocessor has if there are
 // enough.
-constexpr int kSmallRowsWarps = 32, kFewestSmallWarps = 4, kMostSmallTileWarps = 16, kSmallBlocks = 2;
+constexpr int kFewestSmallWarps = 4, kMostSmallTileWarps = 16, kSmallBlocks = 2;
 // Multiprocessors of which a cluster's blocks are on some, at most 16: an H200 has groups of 16 and of 18.
 constexpr int kClusterMultiprocessors = 18;
 // Of those that blocks share (rows/long_rows.cuh): warps of a block beside the one that passes carries on (twelve in
@@ -120,12 +122,11 @@ constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 constexpr int64_t kSector = 32;  // bytes that memory is read by
-// Small scans along a strided time (columns/small_columns.cuh): warps of a block, which are also all that a
-// multiprocessor has registers for, at most and where less will do; steps of a thread at once, and those up to which a
-// block is no cluster; at most; columns of a block, at most. Steps and elements a multiprocessor up to which they are
+// Small scans along a strided time (columns/small_columns.cuh): warps of a block where less will do than there can be;
+// steps of a thread at once, and those up to which a block is no cluster; at most; columns of a block, at most. Steps and elements a multiprocessor up to which they are
 // faster on an H200 than columns with words in global memory; more elements where there are so few columns a
 // multiprocessor.
-constexpr int kSmallColumnWarps = 32, kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
+constexpr int kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
 constexpr int kMostSmallColumnBlocks = 16;  // that a multiprocessor has shared memory for
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
 constexpr int small_column_steps(bool step, bool backward) { return step || backward ? 8 : 16; }
