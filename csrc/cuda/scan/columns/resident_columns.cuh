@@ -306,15 +306,15 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   const auto copy = [&] {
     return TileCopy(params, memory, resident.tile, resident.outer, params.plan.span * Resident::kSize);
   };
-  const auto store_tag = [&] {
-    if (params.plan.tiles > 1 && threadIdx.x == 0) exchange.tag = tag_of_launch(params.tag);
-  };
-  if constexpr (kFlat) copy().template fetch<kStep>(store_tag);
+  const bool asks_tag = params.plan.tiles > 1 && threadIdx.x == 0;
+  uint64_t tag = 0;  // on its way while elements are
+  if (asks_tag) tag = tag_of_launch(params.tag);
+  if constexpr (kFlat) copy().template fetch<kStep>();
   const bool full = resident.is_full();
   if (full) resident.template load<true>(memory);
   else resident.template load<false>(memory);
   const typename Resident::Carries carries(params, exchange, resident.tile, resident.strip, resident.width);
-  if constexpr (!kFlat) store_tag();
+  if (asks_tag) exchange.tag = tag;
   carries.store_powers(resident.works, resident.part, resident.column, resident.gamma);
   const bool cuts = resident.has_flags();
   if constexpr (Resident::kEarly && !kFlat) wait_for_copies<0>();

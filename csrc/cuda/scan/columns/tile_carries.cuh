@@ -181,8 +181,9 @@ struct TileCarries {
         __ballot_sync(0xffffffffu, segment.closed) >> (threadIdx.x % 32 - lane) & ((2u << lane) - 1);
     const int reach =
         closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;  // lanes up to the last closed segment
-#pragma unroll 1
-    for (int bit = 0; bit < t.fan_bits; ++bit) {
+#pragma unroll
+    for (int bit = 0; bit < kMostFanBits; ++bit) {
+      if (bit >= t.fan_bits) break;
       const int d = 1 << bit;
       const Wide total = shuffle_up(segment.total, d, fan);
       Wide power = cast<Wide>(1.0), gates = power;

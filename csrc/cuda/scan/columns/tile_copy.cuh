@@ -90,15 +90,14 @@ struct TileCopy {
     end = static_cast<int>(max(int64_t{0}, min(p.length - row, int64_t{rows}))) * row_bytes;
   }
 
-  template <bool kStep, typename Meanwhile>
-  __device__ __forceinline__ void fetch(const Meanwhile& meanwhile) const {
+  template <bool kStep>
+  __device__ __forceinline__ void fetch() const {
     const ScanProblem& p = params.problem;
     fetch_one(0, static_cast<const char*>(p.input));
     if constexpr (kStep) {
       if (!p.shifted) fetch_one(1, static_cast<const char*>(p.gamma));
     }
     commit_copies();
-    meanwhile();
     wait_for_copies<0>();
     __syncthreads();
   }

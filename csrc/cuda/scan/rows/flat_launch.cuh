@@ -207,9 +207,9 @@ cudaError_t launch_long_rows(
     const auto kernel = in_direction<T>(problem, [](auto direction) {
       return long_rows_kernel<T, decltype(step)::value, decltype(backward)::value, direction()>;
     });
-    cudaLaunchAttribute cooperative = cooperating();
+    cudaLaunchAttribute attribute = plan.dependent ? programmatic_serialization() : cooperating();
     return launch_flat_kernel(
-        kernel, params, 32 * (kLongWarps + 1), plan.blocks, plan.shared_bytes, &cooperative, 1, stream);
+        kernel, params, 32 * (kLongWarps + 1), plan.blocks, plan.shared_bytes, &attribute, 1, stream);
   });
 }
 

@@ -3,10 +3,12 @@
 // decoupled look-back", NVIDIA NVR-2016-002), but two tiles before they are needed: a block finishes a tile only after
 // the totals of the two next ones, so that it rarely waits.
 //
-// All blocks run at once (the launch is cooperative). A tile's total needs its own elements only, and a block publishes
-// those of its next tiles before it waits for a carry; so every total that is waited for will come.
+// All blocks run at once (the launch is cooperative), or have a tile each and begin in the order of the tiles. A tile's
+// total needs its own elements only, and a block publishes those of its next tiles before it waits for a carry; so every
+// total that is waited for will come.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "scan/carry/segment_words.cuh"
 #include "scan/rows/lane_passes.cuh"
 
@@ -261,6 +263,8 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   }
   mbarrier_fence_init();
   __syncthreads();
+  if (rounds == 1) launch_dependents();  // blocks of more have work to do until all leave
+  griddepcontrol_wait();
   if (warp == kLongWarps) {
     CarryWarp<T, kStep, kDirection>{p, shared}.run(rounds);
     return;

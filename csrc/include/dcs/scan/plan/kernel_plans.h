@@ -78,6 +78,7 @@ struct LongRowsPlan {
   int64_t tile, tiles, blocks;
   int64_t shared_bytes, workspace_bytes;
   int64_t partials;  // of a row's part of gamma's gradient
+  bool dependent;    // blocks have a tile each and may begin, in their order, as the launch before ends
 };
 
 // A thread takes all steps of some columns, a few each (columns/few_steps.cuh).

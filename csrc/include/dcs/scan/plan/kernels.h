@@ -78,7 +78,8 @@ inline bool runs_together(const KernelPlan& plan) {
   if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return rows->cluster > 1;
   if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
   if (const SmallColumnsPlan* const columns = std::get_if<SmallColumnsPlan>(&plan)) return columns->cluster > 1;
-  return std::holds_alternative<LongRowsPlan>(plan) || std::holds_alternative<StreamColumnsPlan>(plan);
+  if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return !rows->dependent;
+  return std::holds_alternative<StreamColumnsPlan>(plan);
 }
 
 struct ScanPlan {

@@ -157,6 +157,7 @@ inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const De
   plan.shared_bytes = kLongSharedBytes + plan.stages * plan.tile * sizes.element_bytes();
   plan.workspace_bytes = plan.tiles * 16 * (p.gamma_kind == GammaKind::kStep ? 2 : 1);
   plan.partials = (p.length - 1) / sizes.slice(plan.vectors) + 2;
+  plan.dependent = plan.tiles == plan.blocks && plan.blocks <= device.dependent_blocks(p);
   return plan;
 }
 
