@@ -1,7 +1,7 @@
 // The carries into the warps of a block that all have a segment of each of some columns, where the block, or a cluster
-// of blocks along time, has all of time. In a cluster one lane of a few warps has each warp's segment of a column: these
-// lanes fold them by shuffles, send the block's to all later blocks, and wait for those of the blocks before. If every
-// warp folded what lies before it, they would share the units for doubles, and take 0.5 to 1 us for it.
+// of blocks along time, has all of time. In a cluster one lane of a few warps has each warp's segment of a column:
+// these lanes fold them by shuffles, send the block's to all later blocks, and wait for those of the blocks before. If
+// every warp folded what lies before it, they would share the units for doubles, and take 0.5 to 1 us for it.
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -35,8 +35,7 @@ struct WarpSegments {
 
   // At the start, by all threads of a block of a cluster.
   __device__ __forceinline__ void init(int columns, int rank) {
-    if (threadIdx.x == 0)
-      init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(PackedSegment)));
+    if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * columns * static_cast<int>(sizeof(PackedSegment)));
     __syncthreads();
     arrive_in_cluster_relaxed();
   }

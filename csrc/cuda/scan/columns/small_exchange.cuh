@@ -1,5 +1,5 @@
-// The carries into each thread's steps of columns/small_columns.cuh: segments are folded in a warp by shuffles, those of
-// warps and blocks in shared memory (carry/warp_segments.cuh).
+// The carries into each thread's steps of columns/small_columns.cuh: segments are folded in a warp by shuffles, those
+// of warps and blocks in shared memory (carry/warp_segments.cuh).
 #pragma once
 
 #include "scan/carry/warp_segments.cuh"

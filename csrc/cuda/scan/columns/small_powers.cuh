@@ -21,8 +21,8 @@ struct PowerRange {
   }
 };
 
-// A gamma's powers over 1, 2, 4, ... times a thread's steps. Those of a number come with the launch, a row's gamma makes
-// them of the first one.
+// A gamma's powers over 1, 2, 4, ... times a thread's steps. Those of a number come with the launch, a row's gamma
+// makes them of the first one.
 template <bool kRow>
 struct SlotPowers {
   const SmallPowers& of_number;

@@ -4,8 +4,8 @@
 // the totals of the two next ones, so that it rarely waits.
 //
 // All blocks run at once (the launch is cooperative), or have a tile each and begin in the order of the tiles. A tile's
-// total needs its own elements only, and a block publishes those of its next tiles before it waits for a carry; so every
-// total that is waited for will come.
+// total needs its own elements only, and a block publishes those of its next tiles before it waits for a carry; so
+// every total that is waited for will come.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"

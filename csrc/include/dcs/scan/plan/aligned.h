@@ -35,13 +35,6 @@ class AlignedPlanner {
     return all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.time == 1; });
   }
 
-  // Whether all rows of every operand lie one behind the other.
-  bool rows_are_contiguous() const {
-    return all_operands(p_, [this](const void*, const Strides& s, int64_t) {
-      return (p_.inner == 1 || s.inner == p_.length) && (p_.outer == 1 || s.outer == p_.inner * p_.length);
-    });
-  }
-
   // Vectors of 16 bytes need aligned rows.
   bool rows_are_aligned(int64_t vec, bool one_segment) const {
     return all_operands(p_, [&](const void* pointer, const Strides& s, int64_t) {
@@ -53,7 +46,7 @@ class AlignedPlanner {
   bool plan_rows(AlignedPlan& plan) const {
     const int64_t bytes = bytes_of(p_.dtype), rows = p_.rows(), length = p_.length;
     const int64_t vec = 16 / bytes, segment = warp_elements(bytes);
-    const bool contiguous = rows_are_contiguous(), step = p_.gamma_kind == GammaKind::kStep;
+    const bool contiguous = rows_are_contiguous(p_), step = p_.gamma_kind == GammaKind::kStep;
     const bool gated_forward = step && !p_.backward;
     if (is_tiny()) {
       plan.kernel = AlignedKernel::kThreadRows;
@@ -183,7 +176,7 @@ class AlignedPlanner {
     const int64_t bytes = bytes_of(p_.dtype), row_bytes = p_.length * bytes;
     const bool gamma = p_.gamma_kind == GammaKind::kNumber || (p_.gamma_kind == GammaKind::kStep && !p_.shifted);
     return row_bytes % 16 == 0 && row_bytes <= 128 && p_.rows() * row_bytes <= 65536 && gamma && !p_.backward &&
-        rows_are_contiguous() && rows_are_aligned(16 / bytes, true);
+        rows_are_contiguous(p_) && rows_are_aligned(16 / bytes, true);
   }
 
   // Whether a row of columns can be copied in chunks of 16 bytes.

@@ -172,11 +172,6 @@ inline bool plan_small_span(
   return true;
 }
 
-inline int64_t small_column_elements(const ScanProblem& p, const DeviceLimits& device) {
-  const bool few = p.rows() <= kFewSmallColumns * device.multiprocessors;
-  return few ? few_small_column_elements(bytes_of(p.dtype)) : kSmallColumnElements;
-}
-
 // How many steps a thread has, so that a block of so many warps, or a cluster of such blocks, has all of time, and the
 // GPU room for all of them. False where there are no such steps.
 inline bool fit_small_blocks(
@@ -212,7 +207,6 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
   SmallColumnsPlan plan{};
   if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
       (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
-      p.rows() * p.length > small_column_elements(p, device) * device.multiprocessors ||
       !plan_small_span(plan, p, device, most_steps, kSmallBlockWarps))
     return std::nullopt;
   if (!fit_small_blocks(plan, p, device, most_steps, kUsualSmallColumnWarps) &&

@@ -123,17 +123,15 @@ constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
 
 constexpr int64_t kSector = 32;  // bytes that memory is read by
 // Small scans along a strided time (columns/small_columns.cuh): warps of a block where less will do than there can be;
-// steps of a thread at once, and those up to which a block is no cluster; at most; columns of a block, at most. Steps and elements a multiprocessor up to which they are
-// faster on an H200 than columns with words in global memory; more elements where there are so few columns a
-// multiprocessor.
+// steps of a thread at once, and those up to which a block is no cluster; at most; columns of a block, at most. Of more
+// steps, which too few blocks share, columns with words in global memory are faster on an H200.
 constexpr int kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
 constexpr int kMostSmallColumnBlocks = 16;  // that a multiprocessor has shared memory for
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
 constexpr int small_column_steps(bool step, bool backward) { return step || backward ? 8 : 16; }
 constexpr int kSmallSpan = 16;
 constexpr int kSmallLevels = 5;  // doublings from a lane, warp or block to all of them, at most
-constexpr int64_t kLongestSmallColumn = 16384, kSmallColumnElements = 2300, kFewSmallColumns = 2;
-constexpr int64_t few_small_column_elements(int64_t bytes) { return bytes == 2 ? 7000 : 4600; }
+constexpr int64_t kLongestSmallColumn = 16384;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 19 << 10;
 // Columns of few neighbors (columns/staged_columns.cuh): threads of a block; bytes of a column that are staged at a
