@@ -293,7 +293,7 @@ __device__ __forceinline__ void load_part_of_row(E* to, const E* from, int count
 // Elements [begin, begin + count) of memory, by a warp, to a multiple of 16 bytes in shared memory. `kTogether`:
 // half-precision chunks that are waited for at a time.
 template <int kTogether, typename E>
-__device__ __forceinline__ void load_rows(
+__device__ __noinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
   if (strides.time != 1) return load_elements(to, from, ElementCursor(p, strides, begin), count);
   const FlatPosition position = whole_rows(p, begin);
@@ -330,7 +330,7 @@ __device__ __forceinline__ uint4 read_chunk(const E* from) {
 
 // Those from shared memory.
 template <typename E>
-__device__ __forceinline__ void store_rows(
+__device__ __noinline__ void store_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
   if (strides.time != 1) {
     for (ElementCursor cursor(p, strides, begin); cursor.at < count; cursor.next())
