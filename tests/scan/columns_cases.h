@@ -109,7 +109,7 @@ Case draw(std::mt19937& random) {
   }
   c.multiprocessors = static_cast<int>(narrow || wide ? 1 : form == 5 ? 132 : in_words ? 1 : one_in(8) ? 40 : up_to(6));
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
-  c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : 0;
+  c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : c.small && one_in(2) ? 2 : 0;  // of 2: of many warps
   c.shared = 227 << 10;
   if (one_in(4)) draw_stream(c, random);
   c.infinite = !c.backward && one_in(4);

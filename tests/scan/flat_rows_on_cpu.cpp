@@ -174,7 +174,7 @@ class Trial {
     params.segments = segments.data;
     uint32_t launches = 0;
     params.tag = {0x123456789abcdef0, c.seed % 3 == 0 ? &launches : nullptr};
-    return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, true, c.seed, [&] {
+    return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, !rows.dependent, c.seed, [&] {
       in_direction<T>(p, [&](auto direction) { long_rows_kernel<T, kStep, kBackward, direction()>(params); });
     });
   }

@@ -132,6 +132,28 @@ def test_small_columns_of_any_gammas(shape: tuple[int, int], dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(16_384, 2), (8192, 100), (60_000, 3), (3000, 700)], ids=str)
+@pytest.mark.parametrize("shift", [0, 128])
+def test_columns_whose_gates_vanish_and_grow(
+    shape: tuple[int, int], dtype: torch.dtype, direction: str, shift: int
+) -> None:
+    """What 1024 gates of 0.25 have taken below float64's range does not come back by gates of 2."""
+    steps, columns = shape
+    step = torch.arange(steps, device="cuda") % 2560 - shift
+    x = (step == 1023 - shift).to(dtype)[:, None].repeat(1, columns)
+    gates = torch.ones(steps, device="cuda")
+    gates[(step > 1023) & (step <= 2047)] = 0.25
+    gates[step > 2047 + shift] = 2.0
+    gates = gates.to(dtype)[:, None].repeat(1, columns)
+    if direction == "right":
+        x, gates = x.flip(0), gates.flip(0)
+    y = discounted_cumsum(x, gates, dim=0, direction=direction)
+    expected = discounted_cumsum(x.double().cpu(), gates.double().cpu(), dim=0, direction=direction)
+    assert torch.equal(y.double().cpu(), expected.to(dtype).double())
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("length", [8, 16, 24, 64, 80, 120, 128, 240, 248, 256])
 def test_short_rows_of_any_gates(length: int, dtype: torch.dtype, direction: str) -> None:

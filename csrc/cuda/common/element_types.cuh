@@ -108,13 +108,15 @@ __device__ __forceinline__ Complex<double> clamped_mul(Complex<double> a, Comple
 __device__ __forceinline__ int64_t clamped_mul(int64_t, int64_t) { return 1; }
 
 // The same for powers of one gamma, which are made once, and of any gates where time allows: not 0 either but for a
-// factor that is, so that an infinite carry stays infinite.
+// factor that is, so that an infinite carry stays infinite. What has left double's range at its lower end is the number
+// next to 0 from there on: later gates above 1 do not bring it back.
 template <typename Wide>
 __device__ __forceinline__ Wide power_mul(Wide a, Wide b) {
   const Wide r = clamped_mul(a, b);
   if constexpr (std::is_same_v<Wide, double>) {
-    if ((__double2hiint(r) & 0x7ff00000) == 0 && a != 0.0 && b != 0.0)
-      return __hiloint2double((__double2hiint(r) & 0x80000000) | 0x00100000, 0);
+    const auto size = [](double value) { return __double2hiint(value) & 0x7ff00000; };
+    if (min(size(r), min(size(a), size(b))) == 0 && is_finite(r) && a != 0.0 && b != 0.0)
+      return __hiloint2double(__double2hiint(r) & 0x80000000, 1);
   }
   return r;
 }

@@ -23,15 +23,19 @@ struct CallTag {
 };
 constexpr int kMostCountedBits = 20;  // of a launch's number of blocks
 
-// A launch's own tag, for which each of its blocks asks once. All of them together add the same number to the count,
-// the last block what the others leave of it.
-__device__ __forceinline__ uint64_t tag_of_launch(const CallTag& call) {
-  if (!call.launches) return call.tag;
+// A launch's number, for which each of its blocks asks once. All of them together add the same number to the count, the
+// last block what the others leave of it.
+__device__ __forceinline__ uint32_t launch_of(const CallTag& call) {
+  if (!call.launches) return 0;
   constexpr int kBits = kMostCountedBits;
   const uint32_t others = gridDim.x - 1;
-  const uint32_t launch = atomicAdd(call.launches, blockIdx.x == others ? (1u << kBits) - others : 1) >> kBits;
+  return atomicAdd(call.launches, blockIdx.x == others ? (1u << kBits) - others : 1) >> kBits;
+}
+// Its own tag.
+__device__ __forceinline__ uint64_t tag_of(const CallTag& call, uint32_t launch) {
   return call.tag + 4 * uint64_t{launch};
 }
+__device__ __forceinline__ uint64_t tag_of_launch(const CallTag& call) { return tag_of(call, launch_of(call)); }
 
 __device__ __forceinline__ void store_word(Word* to, uint64_t value, uint64_t state) { store_whole(to, value, state); }
 __device__ __forceinline__ Word load_word(const Word* from) {

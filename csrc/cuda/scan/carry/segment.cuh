@@ -25,6 +25,12 @@ __device__ __forceinline__ Segment<Wide> identity() {
   return {cast<Wide>(0.0), cast<Wide>(1.0), false};
 }
 
+// How many lanes back what enters a lane comes from: as far as the nearest closed one of `closed`, which are lanes up
+// to its own, or from all `before`.
+__device__ __forceinline__ int reach_of(uint32_t closed, int before) {
+  return closed ? static_cast<int>(threadIdx.x) % 32 - 31 + __clz(static_cast<int>(closed)) : before;
+}
+
 __device__ __forceinline__ Segment<double> segment_of_lane(const Segment<double>& segment, int lane) {
   return {shuffle(segment.total, lane), shuffle(segment.gates, lane),
       __shfl_sync(0xffffffffu, static_cast<int>(segment.closed), lane) != 0};

@@ -1,7 +1,8 @@
 // The carries into the warps of a block that all have a segment of each of some columns, where the block, or a cluster
-// of blocks along time, has all of time. In a cluster one lane of a few warps has each warp's segment of a column:
-// these lanes fold them by shuffles, send the block's to all later blocks, and wait for those of the blocks before. If
-// every warp folded what lies before it, they would share the units for doubles, and take 0.5 to 1 us for it.
+// of blocks along time, has all of time. In a cluster, or a block of many warps, one lane of a few warps has each
+// warp's segment of a column: these lanes fold them by shuffles, send the block's to all later blocks, and wait for
+// those of the blocks before. If every warp folded what lies before it, they would share the units for doubles, and
+// take 0.5 to 1 us for it.
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -70,7 +71,7 @@ struct WarpSegments {
     Segment<double> segment = exists ? of_warps[of_warp][column].segment() : identity<double>();
     const uint32_t up_to_own = (0xffffffffu >> (31 - of_warp)) << (lane - of_warp);
     const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed) & up_to_own;
-    const int reach = closed ? lane - 31 + __clz(static_cast<int>(closed)) : of_warp;  // lanes to the last closed one
+    const int reach = reach_of(closed, of_warp);
 #pragma unroll
     for (int d = 1; d < kSmallBlockWarps; d *= 2) {
       if (d >= fan) break;

@@ -307,14 +307,14 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
     return TileCopy(params, memory, resident.tile, resident.outer, params.plan.span * Resident::kSize);
   };
   const bool asks_tag = params.plan.tiles > 1 && threadIdx.x == 0;
-  uint64_t tag = 0;  // on its way while elements are
-  if (asks_tag) tag = tag_of_launch(params.tag);
+  uint32_t launch = 0;  // on its way while elements are
+  if (asks_tag) launch = launch_of(params.tag);
   if constexpr (kFlat) copy().template fetch<kStep>();
   const bool full = resident.is_full();
   if (full) resident.template load<true>(memory);
   else resident.template load<false>(memory);
   const typename Resident::Carries carries(params, exchange, resident.tile, resident.strip, resident.width);
-  if (asks_tag) exchange.tag = tag;
+  if (asks_tag) exchange.tag = tag_of(params.tag, launch);
   carries.store_powers(resident.works, resident.part, resident.column, resident.gamma);
   const bool cuts = resident.has_flags();
   if constexpr (Resident::kEarly && !kFlat) wait_for_copies<0>();

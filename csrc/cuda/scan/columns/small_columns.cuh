@@ -1,7 +1,8 @@
 // Small scans along a strided time, which are bound by latency: one round trip to memory, one exchange, one store. A
 // block, or a cluster of blocks along time, takes a span of neighboring columns through all of time. Lane (slot,
 // span_column) of a warp has a few neighboring steps of a column in registers and issues all loads that they need at
-// once. Slots, warps and the blocks of a cluster fold totals alike, back to the nearest cut. Where all columns are few
+// once. Slots fold totals in a warp; what enters a warp comes from those before it (carry/warp_segments.cuh). Where all
+// columns are few
 // (`flat`) a warp's elements are contiguous: they are read and written in that order and transposed in shared memory.
 // Offsets are 32-bit, as the problem has fewer elements.
 #pragma once
@@ -57,9 +58,9 @@ __global__ void __launch_bounds__(32 * kSmallBlockWarps, 1)
     if constexpr (kBackward) at.ask_last_flag(last_flag);
   }
   if (p.initial.data) at.ask_initial(initial);
-  if (p.cluster.divisor > 1) segments.wait_for_others();
   Acc gate;
   const double gamma = kRow && (!kBackward || p.gamma.data) ? at.row_gamma() : p.number;
+  if (p.cluster.divisor > 1) segments.wait_for_others();
   if constexpr (std::is_same_v<Acc, float>) gate = make_gate<float, true>(gamma).value;
   else gate = gamma;
   const auto gate_of = [&](int k) {

@@ -14,8 +14,7 @@ __device__ __forceinline__ void fold_slots(Segment<double>& segment, const Small
   const int lane = static_cast<int>(threadIdx.x) % 32, stride = 1 << p.span_bits;
   const uint32_t up_to_own = p.column_lanes << (lane & (stride - 1)) & (0xffffffffu >> (31 - lane));
   const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed) & up_to_own;
-  // Lanes back to the nearest closed one, or to all.
-  const int reach = closed ? lane - 31 + __clz(static_cast<int>(closed)) : lane;
+  const int reach = reach_of(closed, lane);
   segment.closed = closed != 0;
 #pragma unroll 1
   for (int d = stride; d < 32; d *= 2) {

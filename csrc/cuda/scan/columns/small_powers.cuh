@@ -50,12 +50,11 @@ __device__ __forceinline__ double carry_by_powers(
   const SmallColumnsParams& p = at.p;
   const int stride = 1 << p.span_bits, levels = kSmallLevels - p.span_bits;
   uint32_t cuts_before = 0;
-  int reach = at.lane;  // lanes back to the nearest closed one, or to all
+  int reach = at.lane;
   if (p.reset.data) {
     const uint32_t before = (p.column_lanes << at.span_column) & ((1u << at.lane) - 1);
     cuts_before = __ballot_sync(0xffffffffu, closed) & before;
-    if (cuts_before) reach = at.lane - 31 + __clz(static_cast<int>(cuts_before));
-    if (closed) reach = 0;
+    reach = closed ? 0 : reach_of(cuts_before, at.lane);
   }
   const PowerRange range(gamma);
   double over_own = 1.0;

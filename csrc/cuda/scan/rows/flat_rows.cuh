@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(32 * kFlatWarps, 4) flat_rows_kernel(const __g
     __shared__ Wide warp_sums[kFlatWarps];
     __shared__ bool warp_starts[kFlatWarps];
     const bool starts = (cuts.starts & ((uint64_t{1} << passes.own) - 1)) != 0;
-    const uint32_t all = __ballot_sync(0xffffffffu, starts), behind = all & (0xffffffffu >> (31 - lane));
-    const int reach = behind ? lane - (31 - __clz(behind)) : lane;
+    const uint32_t all = __ballot_sync(0xffffffffu, starts);
+    const int reach = reach_of(all & (0xffffffffu >> (31 - lane)), lane);
     Wide sum = cast<Wide>(sums.tail);
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {

@@ -282,8 +282,7 @@ struct LanePasses : InDirection<kDirection> {
     const int lane = work.lane;
     const Powers of = make_powers();
     const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed);
-    const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
-    const int reach = behind ? lane - (31 - __clz(behind)) : lane;
+    const int reach = reach_of(closed & (0xffffffffu >> (31 - lane)), lane);
 #pragma unroll
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;

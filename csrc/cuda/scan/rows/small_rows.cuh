@@ -159,7 +159,7 @@ struct SmallScan {
   }
   // Segments of the lanes up to the thread's own, as far back as the nearest cut. Returns the total of those before it.
   __device__ __forceinline__ double fold_lanes(Segment<double>& segment, uint32_t closed) {
-    const int reach = reach_of(closed);
+    const int reach = reach_of(closed & (0xffffffffu >> (31 - lane)), lane);
 #pragma unroll
     for (int j = 0; j < 5; ++j) {
       const int d = 1 << j;

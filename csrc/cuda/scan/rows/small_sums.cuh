@@ -4,6 +4,7 @@
 
 #include "common/ptx/cluster.cuh"
 #include "dcs/scan/plan/tuning.h"
+#include "scan/carry/segment.cuh"
 #include "scan/rows/small_elements.cuh"
 
 namespace dcs {
@@ -26,13 +27,6 @@ struct BlockSums {
     if (threadIdx.x == 0) init_transaction_barrier(&arrivals, rank * static_cast<int>(sizeof(double)));
   }
 };
-
-// How many lanes back what enters a lane comes from: as far as the nearest one that is closed.
-__device__ __forceinline__ int reach_of(uint32_t closed) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t behind = closed & (0xffffffffu >> (31 - lane));
-  return behind ? lane - (31 - __clz(behind)) : lane;
-}
 
 template <int kVec, typename Acc>
 struct SmallSums {
@@ -60,7 +54,7 @@ struct SmallSums {
 #pragma unroll
     for (int i = 1; i < kVec; ++i) tail = values[i] + (starts >> i & 1 ? cast<Acc>(0.0) : tail);
     const uint32_t all = __ballot_sync(0xffffffffu, starts != 0);
-    const int reach = reach_of(all);
+    const int reach = reach_of(all & (0xffffffffu >> (31 - lane)), lane);
     double sum = cast<double>(tail);
 #pragma unroll
     for (int j = 0; j < 5; ++j) {

@@ -72,7 +72,7 @@ struct FlatRowsPlan {
   int64_t shared_bytes;
   bool dependent;  // may begin as the launch before it ends
 };
-// Blocks that run together share rows (rows/long_rows.cuh).
+// Blocks that run together, or have a tile each, share rows (rows/long_rows.cuh).
 struct LongRowsPlan {
   int vectors, stages;  // of a lane; tiles in shared memory
   int64_t tile, tiles, blocks;

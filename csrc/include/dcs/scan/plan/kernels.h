@@ -37,7 +37,7 @@ struct Candidate {
 constexpr Candidate kCandidates[] = {
     {"direct_window", "windows of at most 64 steps", plan_by<plan_direct_window>},
     {"composed_window", "longer windows", plan_by<plan_composed_window>},
-    {"few_steps", "columns of at most 4 steps, or rows of less than 16 bytes with numbers of their own",
+    {"few_steps", "columns of at most 4 steps, or rows of less than 16 bytes with numbers of their own or gaps",
         plan_by<plan_few_steps<kFewestSteps>>},
     {"staged_columns", "columns of few neighbors that fill the GPU", plan_by<plan_staged_columns>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",

@@ -126,11 +126,11 @@ constexpr int64_t kSector = 32;  // bytes that memory is read by
 // steps of a thread at once, and those up to which a block is no cluster; at most; columns of a block, at most. Of more
 // steps, which too few blocks share, columns with words in global memory are faster on an H200.
 constexpr int kUsualSmallColumnWarps = 16, kFewestSmallColumnWarps = 4;
-constexpr int kMostSmallColumnBlocks = 16;  // that a multiprocessor has shared memory for
+constexpr int kMostSmallColumnBlocks = 16;  // of a multiprocessor; with sums and what is turned around, some wait
 constexpr int kSmallBatch = 4, kMostLoneSteps = 8;
 constexpr int small_column_steps(bool step, bool backward) { return step || backward ? 8 : 16; }
 constexpr int kSmallSpan = 16;
-constexpr int kSmallLevels = 5;  // doublings from a lane, warp or block to all of them, at most
+constexpr int kSmallLevels = 5;  // doublings from a lane to all of a warp, at most
 constexpr int64_t kLongestSmallColumn = 16384;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 19 << 10;
