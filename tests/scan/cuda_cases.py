@@ -150,15 +150,10 @@ def _columns() -> list[Problem]:
         problems += [
             Problem("warp_columns_kernel", (100, 16_384 * full // 2), dtype, backward=True),
             Problem("warp_columns_kernel", (100, 8192 * full // 2), dtype, "row"),
-            Problem("split_columns_kernel", (500, 1600), dtype),
-            Problem("split_columns_kernel", (1024, 1600), dtype, "row"),
-            Problem("split_columns_kernel", (70, 4608), dtype),
             Problem("split_columns_kernel", (64, 96), dtype),
-            Problem("split_columns_kernel", (200, 1600), dtype),
-            Problem("split_columns_kernel", (300, 1024), dtype),
             Problem("block_columns_kernel", (200, 16_902), dtype, "step"),
-            Problem("block_columns_kernel", (300, 1040), dtype, "step"),
-            Problem("block_columns_kernel", (250, 1280), dtype, "step", backward=True),
+            Problem("block_columns_kernel", (300, 4608), dtype, "step"),
+            Problem("block_columns_kernel", (250, 5120), dtype, "step", backward=True),
             Problem("small_columns_kernel", (2000, 33), dtype, backward=True),
             Problem("small_columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
             Problem("small_columns_kernel", (15_000, 7), dtype),
@@ -184,6 +179,12 @@ def _columns() -> list[Problem]:
             Problem("few_steps_kernel", (7, 3002), dtype, "step", reset=True, initial=True, backward=True),
             Problem("few_steps_kernel", (3, 600_000), dtype, "row", reset=True, initial=True, backward=True),
         ]
+    splits = {
+        BFLOAT: ((500, 1600), (70, 4608), (200, 1600), (300, 1024)),
+        FLOAT: ((500, 4608), (200, 9216), (300, 7040)),
+    }
+    problems += [Problem("split_columns_kernel", shape, dtype) for dtype, shapes in splits.items() for shape in shapes]
+    problems += [Problem("split_columns_kernel", (1024, 2400), dtype, "row") for dtype in splits]
     problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
     problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT) for steps in (70, 200, 300, 512)]
     problems.append(Problem("split_columns_kernel", (512, 96), HALF))
