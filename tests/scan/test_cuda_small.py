@@ -11,8 +11,11 @@ from torch_dcs_ops import discounted_cumsum
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
-# Also of as many elements as an H200 takes so in either precision, and of more.
-SMALL_COLUMNS = ((2000, 33), (300, 700), (2100, 3), (12_000, 16), (7, 90, 50), (5058, 91), (2300, 260), (5100, 180))
+# Also of as many threads as an H200 has room for, and of more.
+SMALL_COLUMNS = (
+    (2000, 33), (300, 700), (2100, 3), (12_000, 16), (7, 90, 50), (5058, 91), (5100, 180), (1000, 1000), (16_384, 60),
+    (800, 2500),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
@@ -80,3 +83,24 @@ def test_gradients_of_small_rows(shape: tuple[int, int], kind: str, dtype: torch
         saved = max(expected.abs().max(), initial.abs().max().double().cpu())
         bound = 8 * eps * terms**0.5 * saved * expected_grads[0].abs().max()
         assert (got[1].double().cpu() - expected_grads[1]).abs().max() <= bound
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ["number", "row", "step"])
+@pytest.mark.parametrize("shape", [(70_001, 2), (501, 83, 3), (90_003, 4), (2_000_003, 2), (6001, 7)], ids=str)
+def test_few_steps_with_gaps(shape: tuple[int, ...], kind: str, dtype: torch.dtype, direction: str) -> None:
+    """Rows of some steps of a wider tensor, which a thread each takes, and the gradients of all that has them."""
+    x = torch.randn(*shape[:-1], shape[-1] + 3, device="cuda").to(dtype)[..., 1:-2]
+    gamma = torch.rand(shape if kind == "step" else shape[:-1], device="cuda").to(dtype)
+    reset = torch.rand(shape, device="cuda") < 0.1
+
+    def results(x: torch.Tensor, gamma: torch.Tensor, reset: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [leaf.detach().requires_grad_() for leaf in ([x] if kind == "number" else [x, gamma])]
+        y = discounted_cumsum(leaves[0], 0.9 if kind == "number" else leaves[1], direction=direction, reset=reset)
+        return [y.detach(), *torch.autograd.grad(y.sum(), leaves)]
+
+    found, expected = results(x, gamma, reset), results(x.double().cpu(), gamma.double().cpu(), reset.cpu())
+    eps = torch.finfo(dtype).eps
+    for each, wanted in zip(found, expected, strict=True):
+        assert (each.cpu().double() - wanted).abs().max() <= 4 * eps * wanted.abs().max()
