@@ -6,7 +6,6 @@
 #pragma once
 
 #include "common/ptx/cluster.cuh"
-#include "dcs/scan/plan/tuning.h"
 #include "scan/carry/segment.cuh"
 
 namespace dcs {
@@ -26,12 +25,13 @@ struct alignas(16) PackedSegment {
   __device__ __forceinline__ Segment<double> segment() const { return {total, gates, __double2hiint(gates) == -1}; }
 };
 
-template <int kColumns>
+// Of at most so many columns, warps of a block and blocks of a cluster.
+template <int kColumns, int kMostWarps, int kMostBlocks>
 struct WarpSegments {
   // Of so few warps each goes through those before it in less time than two barriers take.
   static constexpr int kMostChainedWarps = 16;
   static constexpr int kPitch = kColumns > 1 ? kColumns + 1 : 1;  // neighboring lanes read other banks
-  PackedSegment of_warps[kSmallBlockWarps][kPitch], of_blocks[kMostRowCluster][kColumns];
+  PackedSegment of_warps[kMostWarps][kPitch], of_blocks[kMostBlocks][kColumns];
   uint64_t arrivals;  // completes when the segments of all earlier blocks have come
 
   // At the start, by all threads of a block of a cluster.
@@ -73,7 +73,7 @@ struct WarpSegments {
     const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed) & up_to_own;
     const int reach = reach_of(closed, of_warp);
 #pragma unroll
-    for (int d = 1; d < kSmallBlockWarps; d *= 2) {
+    for (int d = 1; d < kMostWarps; d *= 2) {
       if (d >= fan) break;
       const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
       if (reach < d) continue;

@@ -7,7 +7,7 @@
 
 namespace dcs {
 
-using ColumnSegments = WarpSegments<kSmallSpan>;
+using ColumnSegments = WarpSegments<kSmallSpan, kSmallBlockWarps, kMostRowCluster>;
 
 // Each slot's segment with those of the slots before it, of the same column.
 __device__ __forceinline__ void fold_slots(Segment<double>& segment, const SmallColumnsParams& p) {

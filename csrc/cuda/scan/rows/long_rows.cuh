@@ -22,6 +22,18 @@ struct LongShared {
   Segment<Wide> totals[kLongTurns][kLongWarps];
   Wide carries[kLongTurns][kLongWarps];
   uint64_t full[kLongStages][kLongWarps], totals_ready[kLongTurns], carries_ready[kLongTurns];
+
+  // By all threads.
+  __device__ __forceinline__ void init(int load_arrivals) {
+    for (int i = threadIdx.x; i < kLongStages * kLongWarps; i += blockDim.x)
+      mbarrier_init(&full[0][0] + i, load_arrivals);
+    if (threadIdx.x < kLongTurns) {
+      mbarrier_init(&totals_ready[threadIdx.x], kLongWarps);
+      mbarrier_init(&carries_ready[threadIdx.x], kLongWarps);
+    }
+    mbarrier_fence_init();
+    __syncthreads();
+  }
 };
 
 // The warp that passes carries on: it publishes a tile's total as soon as it is known and then collects those that
@@ -255,14 +267,7 @@ __global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(con
   LongShared<Wide>& shared = *reinterpret_cast<LongShared<Wide>*>(flat_shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rounds = static_cast<int>((p.tiles - 1 - blockIdx.x) / gridDim.x) + 1;
-  for (int i = threadIdx.x; i < kLongStages * kLongWarps; i += blockDim.x)
-    mbarrier_init(&shared.full[0][0] + i, load_arrivals(p));
-  if (threadIdx.x < kLongTurns) {
-    mbarrier_init(&shared.totals_ready[threadIdx.x], kLongWarps);
-    mbarrier_init(&shared.carries_ready[threadIdx.x], kLongWarps);
-  }
-  mbarrier_fence_init();
-  __syncthreads();
+  shared.init(load_arrivals(p));
   if (rounds == 1) launch_dependents();  // blocks of more have work to do until all leave
   griddepcontrol_wait();
   if (warp == kLongWarps) {

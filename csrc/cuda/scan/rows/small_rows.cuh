@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(32 * kSmallBlockWarps, 1)
   constexpr bool kSums = kGradient == SmallGradient::kSums;
   constexpr int kVec = Scan::kVec;
   extern __shared__ __align__(128) unsigned char small_shared[];
-  __shared__ WarpSegments<1> segments;
+  __shared__ WarpSegments<1, kSmallBlockWarps, kMostRowCluster> segments;
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const SmallElements<kVec> mine(p);
