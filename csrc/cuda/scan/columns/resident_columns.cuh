@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
     return TileCopy(params, memory, resident.tile, resident.outer, params.plan.span * Resident::kSize);
   };
   const bool asks_tag = params.plan.tiles > 1 && threadIdx.x == 0;
-  uint32_t launch = 0;  // on its way while elements are
+  uint32_t launch = 0;  // its number is on its way while elements are
   if (asks_tag) launch = launch_of(params.tag);
   if constexpr (kFlat) copy().template fetch<kStep>();
   const bool full = resident.is_full();

@@ -1,10 +1,9 @@
 // Small scans along a strided time, which are bound by latency: one round trip to memory, one exchange, one store. A
 // block, or a cluster of blocks along time, takes a span of neighboring columns through all of time. Lane (slot,
 // span_column) of a warp has a few neighboring steps of a column in registers and issues all loads that they need at
-// once. Slots fold totals in a warp; what enters a warp comes from those before it (carry/warp_segments.cuh). Where all
-// columns are few
-// (`flat`) a warp's elements are contiguous: they are read and written in that order and transposed in shared memory.
-// Offsets are 32-bit, as the problem has fewer elements.
+// once. Slots fold totals in a warp, back to the nearest cut; what enters a warp comes from those before it
+// (carry/warp_segments.cuh). Where all columns are few (`flat`) a warp's elements are contiguous: they are read and
+// written in that order and transposed in shared memory. Offsets are 32-bit, as the problem has fewer elements.
 #pragma once
 
 #include <type_traits>
