@@ -226,3 +226,32 @@ def test_short_runs_match_float64(shape: tuple[int, ...], dtype: torch.dtype, ki
     gamma = None if kind == "number" else make_gamma(kind, shape, 0, dtype, "cpu")
     for reverse, initial in itertools.product((False, True), (None, make(list(shape[1:]), dtype, seed=3))):
         assert_matches_oracle(Case(x, gamma, 0.9, 0, reverse, False, initial, None, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(9, 3), (300, 2), (4096, 3), (9001, 2), (40_003, 7), (5, 60, 2), (70, 400, 3)], ids=str
+)
+def test_few_columns_with_gaps_have_the_bits_of_those_without(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Beside numbers that would show, and with an infinity, which sends the vectors' kernel back to its steps."""
+    dim = len(shape) - 2
+    rows = (*shape[:dim], shape[-1])
+    for gap, reverse, is_finite in itertools.product((1, 2, 9), (False, True), (False, True)):
+        wide = torch.full((*shape[:-1], shape[-1] + gap), float("nan"), dtype=dtype)
+        x = wide[..., : shape[-1]]
+        x.copy_(torch.randn(shape).to(dtype))
+        if not is_finite:
+            x[..., shape[dim] // 2, 1] = float("inf")
+        gates, initial = torch.rand(shape).to(dtype), torch.randn(rows).to(dtype)
+        reset = torch.rand(shape) < 0.1
+        for gamma, cut, start in (
+            (None, None, None),
+            (None, None, initial),
+            (gates, None, initial),
+            (gates, reset, None),
+        ):
+            found, dense = (
+                Case(each, gamma, 0.9, dim, reverse, initial=start, reset=cut).run() for each in (x, x.contiguous())
+            )
+            assert torch.equal(found.nan_to_num(), dense.nan_to_num())
+            assert bool(found.isfinite().all()) == is_finite

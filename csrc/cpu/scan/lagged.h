@@ -4,6 +4,7 @@
 // is NaN: a tile with a result that is not finite is run through again step by step.
 #pragma once
 
+#include <memory>
 #include <type_traits>
 
 #include "scan/lagged_vectors.h"
@@ -11,6 +12,9 @@
 
 namespace dcs::cpu {
 namespace {
+
+// Bytes of a segment that is copied without its gaps first: they stay in a second-level cache.
+constexpr int64_t kMostClosed = 256 << 10;
 
 template <typename T>
 struct LaggedScan {
@@ -30,6 +34,7 @@ struct LaggedScan {
   alignas(64) uint64_t masks[kTile];  // of short rows: 0 where one begins, else all bits
   bool flags[kTile + kWidth], flag_room[kTile];
   T room[kTile];
+  std::unique_ptr<T[]> closed;  // a segment without its gaps
 
   DCS_SHARED explicit LaggedScan(const ScanProblem& given)
       : problem(given),
@@ -51,12 +56,15 @@ struct LaggedScan {
   }
   DCS_INLINE double initial(int64_t group, int64_t c) const { return read_initial<T>(problem, group, column(c)); }
   DCS_INLINE bool is_short() const { return groups.size <= kTile; }
-  // One gate, and steps that lie one behind the other: nothing has to be put together in a tile.
-  DCS_INLINE bool has_one_gate_alone() const {
-    const auto is_dense = [&](const Strides& s) { return s.inner == 1 && s.time == lag; };
+  DCS_INLINE bool has_gaps() const { return problem.input_strides.time != lag; }
+  // One gate, and steps that lie one behind the other, of the input in so many bytes if there are gaps between them:
+  // nothing has to be put together in a tile.
+  DCS_INLINE bool has_one_gate_alone(int64_t steps) const {
+    const Strides &from = problem.input_strides, &to = problem.output_strides;
+    const bool lies = from.inner == 1 && from.time >= lag && to.inner == 1 && to.time == lag;
     return problem.gamma_kind == GammaKind::kNumber && is_finite(problem.gamma_value) && problem.reset == nullptr &&
-        !problem.backward && !problem.shifted && problem.input != problem.output && is_dense(problem.input_strides) &&
-        is_dense(problem.output_strides);
+        !problem.backward && !problem.shifted && problem.input != problem.output && lies &&
+        (!has_gaps() || steps * lag * int64_t{sizeof(T)} <= kMostClosed);
   }
 
   DCS_SHARED void stage_gates(const Tile& tile, int64_t count) {
@@ -232,7 +240,7 @@ struct LaggedScan {
   template <bool kFold>
   DCS_SHARED void segment(int64_t group, int64_t first, int64_t stop, bool writes, Folded* folded) {
     const int64_t most = kTile / lag / (2 * kWidth) * (2 * kWidth);
-    if (has_one_gate_alone() && segment_of_one_gate<kFold>(group, first, stop, writes, folded)) return;
+    if (has_one_gate_alone(stop - first) && segment_of_one_gate<kFold>(group, first, stop, writes, folded)) return;
     if (shift > 0 && first > 0) hold_before(group, first);
     for (int64_t step = first; step < stop; step += most) {
       const int64_t steps = stop - step < most ? stop - step : most;
@@ -261,8 +269,13 @@ struct LaggedScan {
         for (int64_t c = 0; c < lag; ++c) found.sums[c] = before[c];
     }
     const int64_t time = problem.reverse ? problem.length - stop : first, count = (stop - first) * lag;
-    const T* const from =
+    const T* from =
         static_cast<const T*>(problem.input) + group * problem.input_strides.outer + time * problem.input_strides.time;
+    if (has_gaps()) {
+      if (!closed) closed.reset(new T[kMostClosed / sizeof(T)]);
+      copy_runs(closed.get(), from, stop - first, problem.input_strides.time, lag);
+      from = closed.get();
+    }
     T* const to =
         static_cast<T*>(problem.output) + group * problem.output_strides.outer + time * problem.output_strides.time;
     bool all_finite = false;

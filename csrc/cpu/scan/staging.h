@@ -43,11 +43,35 @@ DCS_INLINE void for_each_run(
   }
 }
 
+// Runs of `size` elements, `apart` from each other, one behind the other.
+template <typename T, int kSize>
+DCS_INLINE void copy_runs_of(T* to, const T* from, int64_t runs, int64_t apart) {
+  for (int64_t i = 0; i < runs; ++i) std::memcpy(to + i * kSize, from + i * apart, kSize * sizeof(T));
+}
+template <typename T>
+DCS_SHARED void copy_runs(T* to, const T* from, int64_t runs, int64_t apart, int64_t size) {
+  switch (size) {
+    case 2: return copy_runs_of<T, 2>(to, from, runs, apart);
+    case 3: return copy_runs_of<T, 3>(to, from, runs, apart);
+    case 4: return copy_runs_of<T, 4>(to, from, runs, apart);
+    default:
+      for (int64_t i = 0; i < runs; ++i)
+        for (int64_t j = 0; j < size; ++j) to[i * size + j] = from[i * apart + j];
+  }
+}
+
 // The tile's elements of an operand side by side, in memory's order: in place if they are, else in `room`.
 template <typename T>
 DCS_SHARED const T* gathered(const ScanProblem& problem, const Groups& groups, const T* operand, const Strides& strides,
     const Tile& tile, T* room) {
-  const int64_t all = tile.groups * tile.steps * groups.lag;
+  const int64_t of_group = tile.steps * groups.lag, all = tile.groups * of_group;
+  if (strides.inner == 1 && groups.lag > 1 && strides.time > groups.lag) {
+    for (int64_t k = 0; k < tile.groups; ++k) {
+      const T* const from = operand + ((tile.group + k) * strides.outer + tile.time * strides.time);
+      copy_runs(room + k * of_group, from, tile.steps, strides.time, groups.lag);
+    }
+    return room;
+  }
   const T* found = room;
   for_each_run(problem, groups, strides, tile,
       [&](int64_t offset, int64_t index, int64_t count, int64_t stride, int64_t apart) __attribute__((always_inline)) {
