@@ -13,9 +13,6 @@
 namespace dcs::cpu {
 namespace {
 
-// Bytes of a segment that is copied without its gaps first: they stay in a second-level cache.
-constexpr int64_t kMostClosed = 256 << 10;
-
 template <typename T>
 struct LaggedScan {
   const ScanProblem& problem;
@@ -35,6 +32,7 @@ struct LaggedScan {
   bool flags[kTile + kWidth], flag_room[kTile];
   T room[kTile];
   std::unique_ptr<T[]> closed;  // a segment without its gaps
+  int64_t closed_room = 0;
 
   DCS_SHARED explicit LaggedScan(const ScanProblem& given)
       : problem(given),
@@ -64,7 +62,7 @@ struct LaggedScan {
     const bool lies = from.inner == 1 && from.time >= lag && to.inner == 1 && to.time == lag;
     return problem.gamma_kind == GammaKind::kNumber && is_finite(problem.gamma_value) && problem.reset == nullptr &&
         !problem.backward && !problem.shifted && problem.input != problem.output && lies &&
-        (!has_gaps() || steps * lag * int64_t{sizeof(T)} <= kMostClosed);
+        (!has_gaps() || steps * lag * int64_t{sizeof(T)} <= kClosedBytes);
   }
 
   DCS_SHARED void stage_gates(const Tile& tile, int64_t count) {
@@ -272,8 +270,8 @@ struct LaggedScan {
     const T* from =
         static_cast<const T*>(problem.input) + group * problem.input_strides.outer + time * problem.input_strides.time;
     if (has_gaps()) {
-      if (!closed) closed.reset(new T[kMostClosed / sizeof(T)]);
-      copy_runs(closed.get(), from, stop - first, problem.input_strides.time, lag);
+      if (closed_room < count) closed.reset(new T[count]), closed_room = count;
+      copy_elements(closed.get(), from, stop - first, problem.input_strides.time, lag);
       from = closed.get();
     }
     T* const to =

@@ -5,18 +5,18 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 
 #include "dcs/layout.h"
 #include "dcs/scan/problem.h"
 #include "scan/kernels.h"
+#include "scan/runs.h"
 
 namespace dcs::cpu {
 
-// Bytes of a block's copy that stay in a second-level cache, columns that are worth one, and bytes of a run: of more,
-// kernels of columns take a run at a time in 0.55 to 0.85 of the time.
-constexpr int64_t kShortRunBytes = 256 << 10, kLeastRunColumns = 64, kMostRunBytes = 16;
+// Columns that are worth a copy, and bytes of a run: of more, kernels of columns take a run at a time in 0.55 to 0.85
+// of the time.
+constexpr int64_t kLeastRunColumns = 64, kMostRunBytes = 16;
 
 // The scan of all columns as neighbors, of an input without gaps.
 inline ScanProblem without_runs(const ScanProblem& p) {
@@ -39,29 +39,13 @@ inline bool has_short_runs(const ScanProblem& p) {
       (p.inner == 1 || (p.input_strides.inner == 1 && p.output_strides.inner == 1)) &&
       p.output_strides.outer == p.inner && p.input_strides.outer > p.inner && p.output_strides.time >= p.rows() &&
       joins(p.initial, p.initial_strides) && (p.gamma_kind == GammaKind::kNumber || joins(p.gamma, p.gamma_strides)) &&
-      p.length * kLeastRunColumns * element_size(p.dtype) <= kShortRunBytes;
+      p.length * kLeastRunColumns * element_size(p.dtype) <= kClosedBytes;
 }
 
 // Columns of a block, whole runs.
 inline int64_t run_columns(const ScanProblem& p) {
-  const int64_t most = std::min(kColumns, kShortRunBytes / (p.length * element_size(p.dtype)));
+  const int64_t most = std::min(kColumns, kClosedBytes / (p.length * element_size(p.dtype)));
   return std::max(kLeastRunColumns, most) / p.inner * p.inner;
-}
-
-template <int kBytes>
-void copy_short_runs(char* to, const char* from, int64_t runs, int64_t apart) {
-  for (int64_t i = 0; i < runs; ++i) std::memcpy(to + i * kBytes, from + i * apart, kBytes);
-}
-inline void copy_short_runs(char* to, const char* from, int64_t runs, int64_t apart, int64_t bytes) {
-  switch (bytes) {
-    case 2: return copy_short_runs<2>(to, from, runs, apart);
-    case 4: return copy_short_runs<4>(to, from, runs, apart);
-    case 8: return copy_short_runs<8>(to, from, runs, apart);
-    case 12: return copy_short_runs<12>(to, from, runs, apart);
-    case 16: return copy_short_runs<16>(to, from, runs, apart);
-    default:
-      for (int64_t i = 0; i < runs; ++i) std::memcpy(to + i * bytes, from + i * apart, static_cast<size_t>(bytes));
-  }
 }
 
 // Blocks [begin, end) of the columns. `joined`: the problem without_runs.
@@ -74,7 +58,7 @@ inline void scan_short_runs(
     const int64_t first = block * width, count = block == last ? columns - first : width;
     const char* const from = static_cast<const char*>(p.input) + first / p.inner * p.input_strides.outer * bytes;
     for (int64_t t = 0; t < p.length; ++t)
-      copy_short_runs(copy.get() + t * count * bytes, from + t * p.input_strides.time * bytes, count / p.inner,
+      copy_runs(copy.get() + t * count * bytes, from + t * p.input_strides.time * bytes, count / p.inner,
           p.input_strides.outer * bytes, p.inner * bytes);
     ScanProblem some = joined;
     some.inner = count;

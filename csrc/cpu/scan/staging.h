@@ -2,6 +2,7 @@
 #pragma once
 
 #include "scan/row_view.h"
+#include "scan/runs.h"
 #include "common/simd.h"
 
 namespace dcs::cpu {
@@ -44,20 +45,10 @@ DCS_INLINE void for_each_run(
 }
 
 // Runs of `size` elements, `apart` from each other, one behind the other.
-template <typename T, int kSize>
-DCS_INLINE void copy_runs_of(T* to, const T* from, int64_t runs, int64_t apart) {
-  for (int64_t i = 0; i < runs; ++i) std::memcpy(to + i * kSize, from + i * apart, kSize * sizeof(T));
-}
 template <typename T>
-DCS_SHARED void copy_runs(T* to, const T* from, int64_t runs, int64_t apart, int64_t size) {
-  switch (size) {
-    case 2: return copy_runs_of<T, 2>(to, from, runs, apart);
-    case 3: return copy_runs_of<T, 3>(to, from, runs, apart);
-    case 4: return copy_runs_of<T, 4>(to, from, runs, apart);
-    default:
-      for (int64_t i = 0; i < runs; ++i)
-        for (int64_t j = 0; j < size; ++j) to[i * size + j] = from[i * apart + j];
-  }
+DCS_SHARED void copy_elements(T* to, const T* from, int64_t runs, int64_t apart, int64_t size) {
+  constexpr int64_t kBytes = sizeof(T);
+  copy_runs(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from), runs, apart * kBytes, size * kBytes);
 }
 
 // The tile's elements of an operand side by side, in memory's order: in place if they are, else in `room`.
@@ -68,7 +59,7 @@ DCS_SHARED const T* gathered(const ScanProblem& problem, const Groups& groups, c
   if (strides.inner == 1 && groups.lag > 1 && strides.time > groups.lag) {
     for (int64_t k = 0; k < tile.groups; ++k) {
       const T* const from = operand + ((tile.group + k) * strides.outer + tile.time * strides.time);
-      copy_runs(room + k * of_group, from, tile.steps, strides.time, groups.lag);
+      copy_elements(room + k * of_group, from, tile.steps, strides.time, groups.lag);
     }
     return room;
   }
