@@ -13,8 +13,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 # Also of as many threads as an H200 has room for, and of more.
 SMALL_COLUMNS = (
-    (2000, 33), (300, 700), (2100, 3), (12_000, 16), (7, 90, 50), (5058, 91), (5100, 180), (1000, 1000), (16_384, 60),
-    (800, 2500),
+    (2000, 33), (300, 700), (2100, 3), (12_000, 16), (7, 90, 50), (5058, 91), (2300, 260), (5100, 180), (1000, 1000),
+    (16_384, 60), (800, 2500),
 )  # fmt: skip
 
 

@@ -291,7 +291,8 @@ __device__ __forceinline__ void load_part_of_row(E* to, const E* from, int count
 }
 
 // Elements [begin, begin + count) of memory, by a warp, to a multiple of 16 bytes in shared memory. `kTogether`:
-// half-precision chunks that are waited for at a time.
+// half-precision chunks that are waited for at a time. A call, as storing is: inlined, such copies lie in the midst of
+// the code of rows that are flat, which then takes longer to come from memory.
 template <int kTogether, typename E>
 __device__ __noinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
