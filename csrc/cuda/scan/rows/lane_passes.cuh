@@ -34,27 +34,28 @@ struct LanePasses : InDirection<kDirection> {
     return reinterpret_cast<Chunk*>(work.tensor(tensor))[reverse ? 32 * p.vectors - 1 - at : at];
   }
   // Visits the lane's vectors of the first kCount tensors in the order of the scan, each of them read before the one
-  // ahead of it is worked on: shared memory answers late.
+  // ahead of it is worked on: shared memory answers late. visit(number, address in the first tensor, the vectors,
+  // what replaces these with the next ones, if there are).
   template <int kCount>
   struct Chunks {
     Chunk of[kCount];
   };
-  template <int kCount>
-  __device__ __forceinline__ Chunks<kCount> read(int k) const {
-    Chunks<kCount> to;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) to.of[i] = chunk(i, k);
-    return to;
-  }
   template <int kCount, int kVectors, typename Visit>
   __device__ __forceinline__ void each_vector(const Visit& visit) const {
-    const int count = kVectors ? kVectors : p.vectors;
-    Chunks<kCount> ahead = read<kCount>(0);
+    const int count = kVectors ? kVectors : p.vectors, apart = 32 * count;
+    Chunks<kCount> chunks;
+    Chunk* at = &chunk(0, 0);
+    const auto read = [&] {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) chunks.of[i] = at[i * apart];
+    };
+    read();
 #pragma unroll(kVectors ? kVectors : 1)
     for (int k = 0; k < count; ++k) {
-      const Chunks<kCount> here = ahead;
-      if (k + 1 < count) ahead = read<kCount>(k + 1);
-      visit(k, here);
+      visit(k, at, chunks, [&] {
+        at += reverse ? -1 : 1;
+        if (k + 1 < count) read();
+      });
     }
   }
   // Calls `visit` with the pass as a type, and of the vectors the number where the pass is made for it, else 0. Code is
@@ -81,6 +82,7 @@ struct LanePasses : InDirection<kDirection> {
     if constexpr (kDirection == Direction::kEither) return pack_in_order<T>(from, reverse);
     else return pack_in_order<reverse, T>(from);
   }
+  __device__ __forceinline__ T first_of(const Chunk& of) const { return reverse ? of.get(kVec - 1) : of.get(0); }
   // The element so many of the scan's after the lane's first one, in the slice.
   __device__ __forceinline__ T element(int tensor, int offset) const {
     const int at = work.lane * own + offset;
@@ -173,7 +175,10 @@ struct LanePasses : InDirection<kDirection> {
   __device__ __forceinline__ RowNumbers<T> ask_rows(int64_t row) const {
     RowNumbers<T> of{};
     if (!kStep && !p.one_gamma) of.next_gamma = gamma_of<kDirection, Wide>(p, row + 1);
-    if (p.problem.initial) of.initial = initial_of(row), of.next_initial = initial_of(row + 1);
+    if (p.problem.initial) {
+      of.initial = initial_of(RowIndex(p, memory_row<kDirection>(p, row)));
+      of.next_initial = initial_of(RowIndex(p, memory_row<kDirection>(p, row + 1)));
+    }
     return of;
   }
 
@@ -187,9 +192,8 @@ struct LanePasses : InDirection<kDirection> {
     return at;
   }
 
-  __device__ __forceinline__ T initial_of(int64_t row) const {
-    return static_cast<const T*>(
-        p.problem.initial)[RowIndex(p, memory_row<kDirection>(p, row)).offset(p.problem.initial_strides)];
+  __device__ __forceinline__ T initial_of(const RowIndex& row) const {
+    return static_cast<const T*>(p.problem.initial)[row.offset(p.problem.initial_strides)];
   }
 
   // The lane's segment from nothing; of its gates the product where there is one a step.
@@ -197,23 +201,32 @@ struct LanePasses : InDirection<kDirection> {
   __device__ __forceinline__ Segment<Wide> total_in(
       const State& at, const LaneCuts& lane_cuts, const RowNumbers<T>& rows) const {
     LaneRecurrence<LanePasses, kPass> recurrence(*this, lane_cuts, at.gamma, rows);
+    recurrence.lane_cuts |= 1;  // nothing is carried into the first element
     Acc y = cast<Acc>(0.0), last = kStep ? first_gate(at) : cast<Acc>(0.0);
     Wide product = cast<Wide>(1.0);
+    constexpr bool kTakesStarts = kPass == Pass::kGeneral && !(kBackward && kStep);  // `initial` alone is left out
     constexpr int kCount = kStep ? 2 : 1;
-    each_vector<kCount, kVectors>([&](int k, const Chunks<kCount>& raw) {
+    each_vector<kCount, kVectors>([&](int k, Chunk*, const Chunks<kCount>& raw, const auto& read_next) {
       Acc values[kVec], factors[kVec] = {};
       in_order(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
+      read_next();
       recurrence.set_vector(k);
+      recurrence.template with_starts<kTakesStarts>([&](auto starts) {
+        if constexpr (starts() && !kBackward) recurrence.take_initial(values, factors);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        const Acc value = values[i], factor = factors[i], next = recurrence.step(i, value, factor, y);
-        y = kPass != Pass::kGeneral && i == 0 && k == 0 ? value : next;
-        if constexpr (kStep)
-          product = kComplex ? clamped_mul(product, cast<Wide>(factor)) : product * cast<Wide>(factor);
+        for (int i = 0; i < kVec; ++i) {
+          const Acc next = recurrence.template step<starts()>(i, values[i], factors[i], y);
+          y = kPass == Pass::kPlain && i == 0 && k == 0 ? values[i] : next;
+        }
+        if constexpr (starts())
+          if (recurrence.has_start()) recurrence.next_row();
+      });
+      if constexpr (kStep) {
+#pragma unroll
+        for (int i = 0; i < kVec; ++i)
+          product = kComplex ? clamped_mul(product, cast<Wide>(factors[i])) : product * cast<Wide>(factors[i]);
       }
-      if constexpr (kPass == Pass::kGeneral)
-        if (recurrence.has_start()) recurrence.next_row();
     });
     if constexpr (kStep && std::is_same_v<Wide, double>) {
       const bool in_range = fabs(product) > 0x1p-1000 && fabs(product) < 0x1p1000;
@@ -323,58 +336,54 @@ struct LanePasses : InDirection<kDirection> {
     Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;
-    each_vector<Work::kTensors, kVectors>([&](int k, const Chunks<Work::kTensors>& raw) {
+    T behind{};  // the lane's elements of the saved output
+    if constexpr (kBackward) behind = work.lane == 31 ? at.edges.saved_after : element(Work::kSavedAt, own);
+    constexpr bool kTakesStarts = kPass == Pass::kGeneral || (kPass == Pass::kCut && kBackward);
+    using Raw = Chunks<Work::kTensors>;
+    each_vector<Work::kTensors, kVectors>([&](int k, Chunk* to, const Raw& raw, const auto& read_next) {
       Acc values[kVec], factors[kVec] = {};
       in_order(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
-      recurrence.set_vector(k);
-      Acc saved[kVec], following = cast<Acc>(0.0), ended = cast<Acc>(0.0);
-      if constexpr (kBackward) {
-        in_order(raw.of[Work::kSavedAt], saved);
-        const bool at_end = k + 1 == p.vectors && work.lane == 31;
-        following = cast<Acc>(at_end ? at.edges.saved_after : element(Work::kSavedAt, (k + 1) * kVec));
-      }
       [[maybe_unused]] Acc others[kVec];
+      if constexpr (kBackward) in_order(raw.of[Work::kSavedAt], others);
+      read_next();
+      recurrence.set_vector(k);
+      recurrence.template with_starts<kTakesStarts>([&](auto starts) {
+        if constexpr (starts() && !kBackward) recurrence.take_initial(values, factors);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        const Acc value = values[i], factor = factors[i];
-        y = recurrence.step(i, value, factor, y);
-        values[i] = y;
+        for (int i = 0; i < kVec; ++i) values[i] = y = recurrence.template step<starts()>(i, values[i], factors[i], y);
+        const Chunk result = in_memory(values);
+        to[0] = result;
         if constexpr (kBackward) {
-          // After a row's last step comes `initial`.
-          others[i] = i + 1 < kVec ? saved[(i + 1) % kVec] : following;
-          if (kPass != Pass::kPlain && (recurrence.starts >> (i + 1) & 1))
-            others[i] = kPass == Pass::kGeneral ? recurrence.initial : cast<Acc>(0.0);
-        }
-      }
-      const Chunk result = in_memory(values);
-      chunk(0, k) = result;
-      if constexpr (kBackward) {
-        // grad_gamma[t] = output[t] * conj(saved[next(t)]).
-        Acc rounded[kVec], terms[kVec];
-        in_order(result, rounded);
+          const T next = k + 1 < p.vectors ? first_of(raw.of[Work::kSavedAt]) : behind;
+          recurrence.template follow<starts()>(others, cast<Acc>(next));
+          Acc rounded[kVec], terms[kVec];
+          in_order(result, rounded);
+          Acc ended = cast<Acc>(0.0);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-          if (!kStep && kPass != Pass::kPlain && (recurrence.starts >> i & 1)) {
-            ended = sums.tail;
-            sums.tail = cast<Acc>(0.0);
+          for (int i = 0; i < kVec; ++i) {
+            if (starts() && !kStep && (recurrence.starts >> i & 1)) {
+              ended = sums.tail;
+              sums.tail = cast<Acc>(0.0);
+            }
+            // grad_gamma[t] = output[t] * conj(saved[next(t)]).
+            const Acc before = kStep ? cast<Acc>(0.0) : sums.tail,
+                      sum = fold(before, conj_if(true, others[i]), rounded[i]);
+            terms[i] = kPass != Pass::kPlain && (recurrence.resets >> i & 1) ? before : sum;
+            if constexpr (!kStep) sums.tail = terms[i];
           }
-          terms[i] = fold(cast<Acc>(0.0), conj_if(true, others[i]), rounded[i]);
-          if (kPass != Pass::kPlain && (recurrence.resets >> i & 1)) terms[i] = cast<Acc>(0.0);
-          sums.tail = sums.tail + terms[i];
-        }
-        if constexpr (kStep) chunk(Work::kGatesAt, k) = in_memory(terms);
-      }
-      if constexpr (kPass == Pass::kGeneral || (kPass == Pass::kCut && kBackward && !kStep)) {
-        if (recurrence.has_start()) {
-          if constexpr (kBackward && !kStep) {
-            if (started) end_row(recurrence.row, ended);
-            else sums.head = ended;
-            started = true;
+          if constexpr (kStep) to[Work::kGatesAt * 32 * p.vectors] = in_memory(terms);
+          if constexpr (starts() && !kStep) {
+            if (recurrence.has_start()) {
+              if (started) end_row(recurrence.row, ended);
+              else sums.head = ended;
+              started = true;
+            }
           }
-          recurrence.next_row();
         }
-      }
+        if constexpr (starts() && (kPass == Pass::kGeneral || !kStep))
+          if (recurrence.has_start()) recurrence.next_row();
+      });
     });
     return sums;
   }
