@@ -293,17 +293,20 @@ struct LanePasses : InDirection<kDirection> {
       return total_in<decltype(pass)::value, decltype(vectors)::value>(at, lane_cuts, rows);
     });
     const int lane = work.lane;
-    const Powers of = make_powers();
     const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed);
-    const int reach = reach_of(closed & (0xffffffffu >> (31 - lane)), lane);
+    Powers of{};
+    if (closed != 0xffffffffu) {  // where all are, as of rows shorter than lanes, each takes what the one before has
+      of = make_powers();
+      const int reach = reach_of(closed & (0xffffffffu >> (31 - lane)), lane);
 #pragma unroll
-    for (int j = 0; j < 5; ++j) {
-      const int d = 1 << j;
-      const Wide other = shuffle_up(segment.total, d);
-      if (reach >= d) segment.total = fold(segment.total, kStep ? segment.gates : of.powers[j], other);
-      if constexpr (kStep) {
-        const Wide gates = shuffle_up(segment.gates, d);
-        if (reach >= d) segment.gates = clamped_mul(segment.gates, gates);
+      for (int j = 0; j < 5; ++j) {
+        const int d = 1 << j;
+        const Wide other = shuffle_up(segment.total, d);
+        if (reach >= d) segment.total = fold(segment.total, kStep ? segment.gates : of.powers[j], other);
+        if constexpr (kStep) {
+          const Wide gates = shuffle_up(segment.gates, d);
+          if (reach >= d) segment.gates = clamped_mul(segment.gates, gates);
+        }
       }
     }
     if constexpr (!kStep) segment.gates = of.powers[5];
