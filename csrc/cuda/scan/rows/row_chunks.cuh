@@ -249,6 +249,22 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, ElementCurso
   }
 }
 
+// Elements of four bytes: neighboring lanes take neighboring ones, and a lane some with one address. In a loop over
+// single ones most instructions are for addresses.
+template <typename E>
+__device__ __forceinline__ void copy_part_of_row(E* to, const E* from, int count) {
+  static_assert(sizeof(E) == 4);
+  constexpr int kTogether = 4;
+  int at = threadIdx.x % 32;
+#pragma unroll 1
+  for (; at + 32 * (kTogether - 1) < count; at += 32 * kTogether) {
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) copy_async<4>(to + at + 32 * j, from + at + 32 * j, 4);
+  }
+#pragma unroll 1
+  for (; at < count; at += 32) copy_async<4>(to + at, from + at, 4);
+}
+
 // Elements that one row has, in words that are whole in shared memory: neighboring lanes take neighboring ones. Those
 // of memory are as well aligned, or each is made of two, of which the first may begin up to three bytes before the
 // elements: not before memory that is there, as it begins at whole words.
@@ -297,7 +313,18 @@ template <int kTogether, typename E>
 __device__ __noinline__ void load_rows(
     const FlatParams& p, E* to, const E* from, const Strides& strides, int64_t begin, int count) {
   if (strides.time != 1) return load_elements(to, from, ElementCursor(p, strides, begin), count);
-  const FlatPosition position = whole_rows(p, begin);
+  FlatPosition position = whole_rows(p, begin);
+  if constexpr (sizeof(E) == 4) {
+    if (p.problem.length >= kLeastPartedSteps) {
+      for (int done = 0; done < count; ++position.row, position.done = 0) {
+        const int64_t left = p.problem.length - position.done;
+        const int part = static_cast<int>(min(left, static_cast<int64_t>(count - done)));
+        copy_part_of_row(to + done, from + (RowIndex(p, position.row).offset(strides) + position.done), part);
+        done += part;
+      }
+      return;
+    }
+  }
   if (position.done + count <= p.problem.length) {
     load_part_of_row(to, from + (RowIndex(p, position.row).offset(strides) + position.done), count);
     return;
