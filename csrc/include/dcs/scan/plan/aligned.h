@@ -243,11 +243,15 @@ class AlignedPlanner {
   // half precision and 1.6 times in single, split columns 0.76 and 1.2 (69 random problems).
   bool are_small_columns() const { return p_.length > kFewSerialSteps && plan_small_columns(p_, device_); }
 
+  bool are_few_float_steps() const {
+    return bytes_of(p_.dtype) == 4 && p_.gamma_kind != GammaKind::kStep && p_.length <= kFewBlockSteps;
+  }
+
   // Columns side by side at any alignment, where every multiprocessor gets some or a block takes all steps at once.
   bool plan_block_columns(AlignedPlan& plan) const {
     const bool contiguous = all_operands(p_, [](const void*, const Strides& s, int64_t) { return s.inner == 1; });
     if (p_.inner < 2 || p_.length <= kFewColumnSteps || !contiguous || !powers_fold(p_) ||
-        serial_columns_outrun_blocks(p_, device_) || are_small_columns())
+        serial_columns_outrun_blocks(p_, device_) || are_few_float_steps() || are_small_columns())
       return false;
     plan.kernel = AlignedKernel::kBlockColumns;
     const int64_t bytes = bytes_of(p_.dtype);
@@ -257,7 +261,7 @@ class AlignedPlanner {
     const bool can_pair = (bytes == 2 || forward) && columns_pair(p_);
     const bool pairs = can_pair && p_.rows() >= 64 * 2 * device_.multiprocessors;
     plan.columns = pairs ? 2 : 1;
-    int64_t steps = step ? 8 : 16;
+    int64_t steps = step ? 8 : 16, most = 32;  // of a warp; warps
     if (can_pair && !pairs && forward && step && bytes == 2 && p_.length >= 256) {
       // Few columns of half precision, where a warp would read 64 bytes of each tensor at a time. As many segments of
       // time as lanes can scan.
@@ -265,28 +269,29 @@ class AlignedPlanner {
       plan.half_warps = true;
       plan.warps = 8;
       steps = kHalfWarpSteps;
-      while (plan.warps < 32 && plan.warps * steps < p_.length) plan.warps *= 2;
+      while (plan.warps < most && plan.warps * steps < p_.length) plan.warps *= 2;
     } else {
       // A warp holds 8 or 16 steps, in long segments twice as many. Few columns: many warps share a column's time, in
       // as few rounds as they can; many: enough for the block to hide its own latency.
       const int64_t blocks = ceil_div(p_.rows(), 32 * plan.columns);
-      const int64_t wanted = pairs                ? (forward ? kPairWarps : 2 * kPairWarps)
-          : blocks >= 4 * device_.multiprocessors ? 8
-                                                  : 32;
+      if (pairs) most = forward ? kPairWarps : 2 * kPairWarps;
+      else if (blocks >= 4 * device_.multiprocessors) most = 8;
       // Few steps in half precision are better shared out among more blocks.
       plan.long_segments = forward && p_.length >= (pairs && bytes == 2 ? 16 : 4) * steps;
       if (plan.long_segments) steps *= 2;
+      const int64_t together = blocks > device_.multiprocessors ? std::min<int64_t>(most, kSharedBlockWarps) : most;
       plan.warps = 1;  // a power of two: lanes scan the warps' totals
-      while (plan.warps < wanted && plan.warps * steps < p_.length) plan.warps *= 2;
+      while (plan.warps < together && plan.warps * steps < p_.length) plan.warps *= 2;
     }
     const int64_t blocks = ceil_div(p_.rows(), (plan.half_warps ? 16 : 32) * plan.columns);
-    // A block that takes all steps at once does not wait; but long columns of few blocks leave most of a GPU idle.
-    const bool at_once = p_.length <= plan.warps * steps;
+    // A block that could take all steps at once hardly waits; but long columns of few blocks leave most of a GPU idle.
+    const bool at_once = p_.length <= most * steps;
     if (at_once && (p_.length <= kLongestBlockPass || 3 * blocks >= device_.multiprocessors)) return true;
     // Fewer blocks than multiprocessors: with per-step gammas, where columns are not long.
     if (blocks < device_.multiprocessors) return step && 10 * blocks >= 8 * device_.multiprocessors;
     // Blocks of so many warps take a multiprocessor each: the last of them at once, or others wait.
-    const int64_t rounds = plan.warps < 32 ? 1 : ceil_div(blocks, device_.multiprocessors);
+    const bool takes_all = most == 32 && p_.length > most / 2 * steps;
+    const int64_t rounds = takes_all ? ceil_div(blocks, device_.multiprocessors) : 1;
     return rounds == 1 || 10 * blocks >= 8 * rounds * device_.multiprocessors;
   }
 
