@@ -154,6 +154,9 @@ def _columns() -> list[Problem]:
             Problem("block_columns_kernel", (200, 16_902), dtype, "step"),
             Problem("block_columns_kernel", (300, 4608), dtype, "step"),
             Problem("block_columns_kernel", (250, 5120), dtype, "step", backward=True),
+            # More blocks than multiprocessors, in several rounds of 16 warps.
+            Problem("block_columns_kernel", (700, 10_201), dtype, "step"),
+            Problem("block_columns_kernel", (700, 10_201), dtype, "step", backward=True),
             Problem("small_columns_kernel", (2000, 33), dtype, backward=True),
             Problem("small_columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
             Problem("small_columns_kernel", (15_000, 7), dtype),

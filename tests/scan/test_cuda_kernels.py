@@ -7,6 +7,8 @@ import torch
 
 from torch_dcs_ops import cumsum, discounted_cumsum
 
+from scan.cuda_checks import check_against_cpu
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 # One for each way through the kernels: a thread a row, rows that a warp and a block hold, a chain of tiles, odd rows,
@@ -235,22 +237,7 @@ def test_few_neighboring_columns(
     gamma = (gamma.to(dtype) if kind == "step" or dtype.itemsize > 4 else gamma).requires_grad_()
     initial = torch.randn(outer, inner, device="cuda").to(dtype).requires_grad_()
     reset = torch.rand(shape, device="cuda") < 0.02
-    grad = torch.randn(shape, device="cuda").to(dtype)
-    y = discounted_cumsum(x, gamma, dim=1, direction=direction, initial=initial, reset=reset)
-    got = torch.autograd.grad(y, (x, gamma, initial), grad)
-    alone = discounted_cumsum(x, gamma.detach(), dim=1, direction=direction, initial=initial.detach(), reset=reset)
-    (got_alone,) = torch.autograd.grad(alone, x, grad)  # by the kernels without gamma's gradient
-    leaves = [leaf.detach().double().cpu().requires_grad_() for leaf in (x, gamma, initial)]
-    expected = discounted_cumsum(leaves[0], leaves[1], dim=1, direction=direction, initial=leaves[2], reset=reset.cpu())
-    wanted = torch.autograd.grad(expected, leaves, grad.double().cpu())
-    eps = torch.finfo(dtype).eps + (1e-6 if dtype != torch.float64 else 1e-12)
-    assert (y.double().cpu() - expected).abs().max() <= eps * expected.abs().max()
-    for found, of in ((got[0], wanted[0]), (got_alone, wanted[0]), (got[2], wanted[2])):
-        assert (found.double().cpu() - of).abs().max() <= eps * of.abs().max()
-    # A term carries the rounding of the output and of the gradient, a sum of n terms those of n, each on its own.
-    terms = 1 if kind == "step" else steps if kind == "row" else outer * steps * inner
-    bound = 8 * eps * terms**0.5 * expected.abs().max() * wanted[0].abs().max()
-    assert (got[1].double().cpu() - wanted[1]).abs().max() <= bound
+    check_against_cpu(x, gamma, initial, reset, dim=1, direction=direction)
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
