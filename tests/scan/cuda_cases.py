@@ -192,6 +192,9 @@ def _columns() -> list[Problem]:
     problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT) for steps in (70, 200, 300, 512)]
     problems.append(Problem("split_columns_kernel", (512, 96), HALF))
     problems.append(Problem("split_columns_kernel", (1200, 2208), HALF, "row"))
+    problems.append(Problem("block_columns_kernel", (700, 10_201), BFLOAT))
+    problems.append(Problem("block_columns_kernel", (700, 10_201), BFLOAT, "row", backward=True))
+    problems.append(Problem("serial_columns_kernel", (46, 10_201), FLOAT, "row"))
     for dtype in (DOUBLE, COMPLEX):
         problems.append(Problem("resident_columns_kernel", (300, 40), dtype, "step", backward=True))
         problems.append(Problem("serial_columns_kernel", (20, 30_000), dtype, "row", backward=True))

@@ -67,6 +67,9 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("resident_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
         ("resident_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
         ("serial_columns", [14, 1050061], {"dim": 0}),
+        ("serial_columns", [46, 10_201], {"dim": 0}),  # floats of one gamma; of more steps blocks take them
+        ("aligned", [47, 10_201], {"dim": 0}),
+        ("aligned", [46, 10_201], {"dim": 0, "gamma": "step"}),
         ("few_steps", [5, 1050061], {"dim": 0}),
         ("staged_columns", [30000, 100, 3], {"dim": 1}),
         ("staged_columns", [30000, 100, 3], {"dim": 1, "gamma": "row", "reset": True, "dtype": torch.bfloat16}),
@@ -113,6 +116,12 @@ def test_kernel(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
 )
 def test_kernel_of_aligned_operands(kernel: str, shape: list[int], options: dict[str, Any]) -> None:
     assert plan(shape, **options)["aligned_kernel"] == kernel
+
+
+@pytest.mark.parametrize(("columns", "warps"), [(4201, 32), (10_201, 16), (20_001, 8)])
+def test_more_blocks_of_columns_have_fewer_warps(columns: int, warps: int) -> None:
+    facts = plan([700, columns], dtype=torch.bfloat16, dim=0)
+    assert (facts["aligned_kernel"], facts["launch"]["warps"]) == ("block_columns", warps)
 
 
 def test_dimensions_around_time_are_merged() -> None:

@@ -210,7 +210,7 @@ struct LanePasses : InDirection<kDirection> {
       Acc values[kVec], factors[kVec] = {};
       in_order(raw.of[0], values);
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
-      read_next();
+      read_next();  // `raw` is the vector ahead from here on
       recurrence.set_vector(k);
       recurrence.template with_starts<kTakesStarts>([&](auto starts) {
         if constexpr (starts() && !kBackward) recurrence.take_initial(values, factors);
@@ -349,7 +349,7 @@ struct LanePasses : InDirection<kDirection> {
       if constexpr (kStep) unpack_gates(raw.of[Work::kGatesAt], last, factors);
       [[maybe_unused]] Acc others[kVec];
       if constexpr (kBackward) in_order(raw.of[Work::kSavedAt], others);
-      read_next();
+      read_next();  // `raw` is the vector ahead from here on
       recurrence.set_vector(k);
       recurrence.template with_starts<kTakesStarts>([&](auto starts) {
         if constexpr (starts() && !kBackward) recurrence.take_initial(values, factors);

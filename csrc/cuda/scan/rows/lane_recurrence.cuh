@@ -6,9 +6,9 @@
 
 namespace dcs {
 
-// `row`, its gamma and initial value are those of the element at hand. In a vector at most one row starts that has
-// numbers of its own: those of the next one are there ahead, and what a start takes is done behind the vector, once in
-// the code. `kStarts`, of a vector: whether a row may start in it, or right behind it.
+// `row` and `initial` are those of the vector's first element, `gamma` is that of the element at hand. In a vector at
+// most one row starts that has numbers of its own: they are there ahead, and those of the row behind it are read behind
+// the vector, once in the code. `kStarts`, of a vector: whether a row may start in it, or right behind it.
 template <typename Passes, Pass kPass>
 struct LaneRecurrence {
   using T = typename Passes::Element;

@@ -1,7 +1,8 @@
-// Rows that are not one flat sequence, between global and shared memory. A part of one row comes in words that are
-// whole in shared memory. Parts of several come, and all go, in chunks of 16 bytes that are aligned in global memory,
-// whatever the rows' pitch and alignment. That their elements lie elsewhere in shared memory is left to narrow copies,
-// reads and writes there. What a chunk has of no row, or of another one, is neither kept nor written.
+// Rows that are not one flat sequence, between global and shared memory. A part of one row, of long rows of floats any
+// part, comes in words that are whole in shared memory. Parts of several come, and all go, in chunks of 16 bytes that
+// are aligned in global memory, whatever the rows' pitch and alignment. That their elements lie elsewhere in shared
+// memory is left to narrow copies, reads and writes there. What a chunk has of no row, or of another one, is neither
+// kept nor written.
 #pragma once
 
 #include <cstring>
@@ -249,20 +250,27 @@ __device__ __forceinline__ void load_elements(E* to, const E* from, ElementCurso
   }
 }
 
-// Elements of four bytes: neighboring lanes take neighboring ones, and a lane some with one address. In a loop over
-// single ones most instructions are for addresses.
-template <typename E>
-__device__ __forceinline__ void copy_part_of_row(E* to, const E* from, int count) {
+// Elements of four bytes that one row has, in words of kBytes. Neighboring lanes take neighboring words, and a lane
+// some with one address: in a loop over single ones most instructions are for addresses.
+template <int kBytes, typename E>
+__device__ __forceinline__ void copy_words_of_row(E* to, const E* from, int count) {
   static_assert(sizeof(E) == 4);
-  constexpr int kTogether = 4;
-  int at = threadIdx.x % 32;
+  constexpr int kTogether = 4, kOf = kBytes / 4, kApart = 32 * kOf;
+  int at = static_cast<int>(threadIdx.x % 32) * kOf;
 #pragma unroll 1
-  for (; at + 32 * (kTogether - 1) < count; at += 32 * kTogether) {
+  for (; at + (kTogether - 1) * kApart + kOf <= count; at += kTogether * kApart) {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) copy_async<4>(to + at + 32 * j, from + at + 32 * j, 4);
+    for (int j = 0; j < kTogether; ++j) copy_async<kBytes>(to + at + j * kApart, from + at + j * kApart, kBytes);
   }
 #pragma unroll 1
-  for (; at < count; at += 32) copy_async<4>(to + at, from + at, 4);
+  for (; at < count; at += kApart) copy_async<kBytes>(to + at, from + at, kBytes);
+}
+template <typename E>
+__device__ __forceinline__ void copy_part_of_row(E* to, const E* from, int count) {
+  const bool is_aligned = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 == 0;
+  const int whole = is_aligned ? count / 4 * 4 : 0;
+  if (is_aligned) copy_words_of_row<16>(to, from, whole);
+  copy_words_of_row<4>(to + whole, from + whole, count - whole);
 }
 
 // Elements that one row has, in words that are whole in shared memory: neighboring lanes take neighboring ones. Those

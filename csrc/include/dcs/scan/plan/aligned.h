@@ -289,9 +289,9 @@ class AlignedPlanner {
     if (at_once && (p_.length <= kLongestBlockPass || 3 * blocks >= device_.multiprocessors)) return true;
     // Fewer blocks than multiprocessors: with per-step gammas, where columns are not long.
     if (blocks < device_.multiprocessors) return step && 10 * blocks >= 8 * device_.multiprocessors;
-    // Blocks of so many warps take a multiprocessor each: the last of them at once, or others wait.
-    const bool takes_all = most == 32 && p_.length > most / 2 * steps;
-    const int64_t rounds = takes_all ? ceil_div(blocks, device_.multiprocessors) : 1;
+    // Many steps, and blocks that would leave the last round of multiprocessors mostly empty.
+    const bool is_long = most == 32 && p_.length > most / 2 * steps;
+    const int64_t rounds = is_long ? ceil_div(blocks, device_.multiprocessors) : 1;
     return rounds == 1 || 10 * blocks >= 8 * rounds * device_.multiprocessors;
   }
 

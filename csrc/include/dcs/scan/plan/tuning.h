@@ -104,7 +104,7 @@ constexpr int kResidentPercent = 85;     // of as many rounds as there are, that
 constexpr int kFlatGrain = 16;
 constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileWarps = 4;
 constexpr int kFlatBlocks = 4;
-constexpr int64_t kLeastPartedSteps = 128;  // of rows of floats with gaps between them that are read one by one
+constexpr int64_t kLeastPartedSteps = 128;  // of rows of floats that are not flat and come row by row
 constexpr int kMostRowCluster = 16;         // blocks of a row
 constexpr int64_t kMostFlatCluster = 8;     // blocks of a row, where its lanes have fewer than all vectors
 // Small problems (rows/small_rows.cuh, columns/small_columns.cuh): warps of a block, which are also all that a
