@@ -339,7 +339,7 @@ struct LanePasses : InDirection<kDirection> {
     Acc last = kStep ? first_gate(at) : cast<Acc>(0.0);
     LaneSums<Acc> sums{cast<Acc>(0.0), cast<Acc>(0.0)};
     bool started = false;
-    T behind{};  // the lane's elements of the saved output
+    T behind{};  // of the saved output, the element behind the lane's
     if constexpr (kBackward) behind = work.lane == 31 ? at.edges.saved_after : element(Work::kSavedAt, own);
     constexpr bool kTakesStarts = kPass == Pass::kGeneral || (kPass == Pass::kCut && kBackward);
     using Raw = Chunks<Work::kTensors>;

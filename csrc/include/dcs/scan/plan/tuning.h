@@ -69,7 +69,7 @@ constexpr int64_t kLongestBlocks = 2048, kLongestFloatBlocks = 512;
 // case.
 constexpr int64_t kLongestBlockPass = 512;
 // Warps of a block of one column a lane, where there are more blocks than multiprocessors, so that two of them share
-// one: with 32, long columns take 1.1 to 1.4 times as long.
+// one: with 32, long columns take 1.1 to 1.3 times as long.
 constexpr int kSharedBlockWarps = 16;
 
 // Few steps of one gamma, which serial columns take in 0.72 to 0.98 of the time of warps and blocks: steps; of half
@@ -104,9 +104,10 @@ constexpr int kResidentPercent = 85;     // of as many rounds as there are, that
 constexpr int kFlatGrain = 16;
 constexpr int kFlatVectors = 7, kFlatWarps = 8, kFlatTileVectors = 5, kFlatTileWarps = 4;
 constexpr int kFlatBlocks = 4;
-constexpr int64_t kLeastPartedSteps = 128;  // of rows of floats that are not flat and come row by row
-constexpr int kMostRowCluster = 16;         // blocks of a row
-constexpr int64_t kMostFlatCluster = 8;     // blocks of a row, where its lanes have fewer than all vectors
+constexpr int kMostRowCluster = 16;      // blocks of a row
+constexpr int64_t kMostFlatCluster = 8;  // blocks of a row, where its lanes have fewer than all vectors
+// Of rows of floats that are not flat, from which on each is copied by itself.
+constexpr int64_t kLeastPartedSteps = 128;
 // Small problems (rows/small_rows.cuh, columns/small_columns.cuh): warps of a block, which are also all that a
 // multiprocessor has registers for, at most.
 constexpr int kSmallBlockWarps = 32;
