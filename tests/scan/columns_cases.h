@@ -20,6 +20,7 @@ struct Case {
   bool reset, initial, reverse, shifted, backward;
   bool tiny_rows;  // time is contiguous
   bool small;      // by the kernel of small scans
+  bool sharing;    // by blocks of it that leave each other words
   bool stream;     // by the kernel of long scans of few columns
   bool infinite;   // a value of the input is, and a gate is no number
   bool odd_rows;   // gammas of rows are any numbers, or none
@@ -27,6 +28,19 @@ struct Case {
   int multiprocessors, cluster, shared;
   unsigned seed;
 };
+
+// Few columns whose time many blocks share.
+void draw_sharing(Case& c, std::mt19937& random) {
+  const auto one_in = [&](unsigned n) { return random() % n == 0; };
+  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
+  c.small = c.sharing = true;
+  c.tiny_rows = c.stream = false;
+  c.outer = up_to(one_in(2) ? 1 : 3);
+  c.inner = up_to(one_in(2) ? 8 : 24);
+  c.multiprocessors = static_cast<int>(c.outer * (one_in(4) ? 132 : 4 + up_to(30)));
+  c.length = c.multiprocessors * up_to(60);
+  c.initial = c.initial && (c.backward || !c.shifted);
+}
 
 // Long scans of few columns, some in small tiles, in whole rounds of them, nearly: most types take them.
 void draw_stream(Case& c, std::mt19937& random) {
@@ -112,6 +126,7 @@ Case draw(std::mt19937& random) {
   c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : c.small && one_in(2) ? 2 : 0;  // of 2: of many warps
   c.shared = 227 << 10;
   if (one_in(4)) draw_stream(c, random);
+  else if (one_in(4)) draw_sharing(c, random);
   c.infinite = !c.backward && one_in(4);
   c.seed = random();
   return c;

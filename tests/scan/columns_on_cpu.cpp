@@ -106,14 +106,15 @@ class Trial {
     const DeviceLimits device{c.multiprocessors, c.shared, c.cluster};
     if (c.stream) stream = plan_stream_columns(p, device);
     if (c.stream && !stream) return true;
-    if (c.small) small = plan_small_columns(p, device);
+    if (c.small) small = c.sharing ? plan_shared_columns(p, device) : plan_small_columns(p, device);
     if (c.small && !small) return true;
     if (!small && !stream && c.seed % 4)
       few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
     if (!small && !stream && !few && c.seed % 3) staged = plan_staged_columns(p, device);
     if (!small && !stream && !few && !staged) serial = plan_serial_columns(p, device);
     if (!small && !stream && !few && !staged && !serial) resident = plan_resident_columns(p, device);
-    p.partials = sums ? (resident ? resident->tiles : 1) + c.seed % 2 : 1;
+    const int64_t parts = resident ? resident->tiles : small ? small->sharers : 1;
+    p.partials = sums ? parts + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
     if (sums) {
       p.grad_gamma = partial_sums.data();
@@ -196,11 +197,15 @@ class Trial {
 
   bool launch_small() {
     if constexpr (sizeof(T) <= 4) {
-      const SmallColumnsParams params = small_columns_params(p, *small);
-      const auto kernel = small_columns_kernel_of<T>(c.kind, c.backward);
-      return emulation::launch(
-          small->blocks, 32 * small->warps, small_columns_bytes(*small), small->cluster > 1, c.seed,
-          [&] { kernel(params); }, small->cluster);
+      SmallColumnsParams params = small_columns_params(p, *small);
+      const auto kernel = small->sharers > 1 ? small_columns_kernel_of<T, true>(c.kind, c.backward)
+                                             : small_columns_kernel_of<T, false>(c.kind, c.backward);
+      return replay(small->workspace_bytes, [&](Word* words, const CallTag& tag, unsigned seed) {
+        if (small->sharers > 1) params.words = words, params.tag = tag;
+        return emulation::launch(
+            small->blocks, 32 * small->warps, small->shared_bytes, small->blocks > 1, seed, [&] { kernel(params); },
+            small->cluster);
+      });
     }
     return false;
   }
@@ -255,8 +260,8 @@ class Trial {
         resident ? 1 << resident->read_bits : 0, resident ? resident->span : 0, resident ? resident->parts : 0,
         resident ? resident->part_steps : 0, resident ? resident->tiles : 0);
     if (small)
-      printf("small: flat %d, span %d of %ld, %d steps, %d warps, clusters of %d\n", small->flat, small->span,
-          small->spans, small->steps, small->warps, small->cluster);
+      printf("small: flat %d, span %d of %ld, %d steps, %d warps, clusters of %d, %d sharers\n", small->flat,
+          small->span, small->spans, small->steps, small->warps, small->cluster, small->sharers);
     return false;
   }
 

@@ -165,7 +165,11 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (15_000, 7), dtype, "row", initial=True, backward=True),
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True, initial=True, backward=True),
             Problem("resident_columns_kernel", (60_000, 40), dtype),
-            Problem("resident_columns_kernel", (30_000, 7), dtype, "step", backward=True),
+            # Time that all multiprocessors share.
+            Problem("small_columns_kernel", (30_000, 7), dtype, "step", backward=True),
+            Problem("small_columns_kernel", (70_001, 11), dtype, reset=True),
+            Problem("small_columns_kernel", (40_000, 9), dtype, "row", reset=True, initial=True, backward=True),
+            Problem("resident_columns_kernel", (90_000, 7), dtype, "step", backward=True),
             # Each stage in shared memory is used again; warps that pass carries on have one, two and four columns.
             Problem("stream_columns_kernel", (1_500_000 * full // 4, 7), dtype),
             Problem("stream_columns_kernel", (800_003 * full // 4, 13), dtype, initial=True),

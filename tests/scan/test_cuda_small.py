@@ -11,10 +11,10 @@ from torch_dcs_ops import discounted_cumsum
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
-# Also of as many threads as an H200 has room for, and of more.
+# Also of as many threads as an H200 has room for, and of more; the last ones of more steps than a cluster has.
 SMALL_COLUMNS = (
     (2000, 33), (300, 700), (2100, 3), (12_000, 16), (7, 90, 50), (5058, 91), (2300, 260), (5100, 180), (1000, 1000),
-    (16_384, 60), (800, 2500),
+    (16_384, 60), (800, 2500), (60_000, 5), (30_001, 21), (3, 20_000, 7),
 )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def test_an_infinite_gamma(shape: tuple[int, int], dim: int, dtype: torch.dtype,
 
 @pytest.mark.parametrize("direction", ["left", "right"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(15_000, 11), (3000, 33), (200, 700)], ids=str)
+@pytest.mark.parametrize("shape", [(15_000, 11), (3000, 33), (200, 700), (40_000, 11)], ids=str)
 @pytest.mark.parametrize("resets", [False, True], ids=["whole", "resets"])
 def test_small_columns_of_any_gammas(shape: tuple[int, int], dtype: torch.dtype, direction: str, resets: bool) -> None:
     """What is finite is right, and nothing else is: of gammas that are 0, large, infinite or no numbers, too."""

@@ -59,12 +59,13 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("resident_columns", [1000000, 7], {"dim": 0, "reset": True}),
         ("resident_columns", [1000000, 7], {"dim": 0, "cluster": 0}),
         ("resident_columns", [1000000, 33], {"dim": 0}),
-        ("resident_columns", [200_000, 7], {"dim": 0}),  # less than two rounds of tiles
+        ("resident_columns", [300_000, 7], {"dim": 0}),  # less than two rounds of tiles
+        ("small_columns", [200_000, 7], {"dim": 0}),  # whose time all multiprocessors share
         ("small_columns", [15_000, 7], {"dim": 0}),
         ("small_columns", [2000, 33], {"dim": 0, "gamma": "step", "reset": True}),
         ("small_columns", [16_000, 16], {"dim": 0, "gamma": "step", "dtype": torch.bfloat16}),
-        ("resident_columns", [30_000, 7], {"dim": 0}),  # of more steps
-        ("resident_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
+        ("small_columns", [30_000, 7], {"dim": 0}),  # of more steps
+        ("small_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
         ("resident_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
         ("serial_columns", [14, 1050061], {"dim": 0}),
         ("serial_columns", [46, 10_201], {"dim": 0}),  # floats of one gamma; of more steps blocks take them
@@ -163,6 +164,19 @@ def test_small_columns_are_all_on_the_gpu_at_once() -> None:
         assert launch["blocks"] * launch["warps"] <= 132 * 32
 
 
+@pytest.mark.parametrize(("steps", "columns", "dtype"), [(30_000, 7, torch.float32), (100_000, 9, torch.bfloat16)])
+def test_blocks_that_share_long_small_columns_are_one_a_multiprocessor(
+    steps: int, columns: int, dtype: torch.dtype
+) -> None:
+    launch = plan([steps, columns], dtype, dim=0)["launch"]
+    lanes = 1 << (launch["span"] - 1).bit_length()
+    assert "cluster" not in launch
+    assert 1 < launch["sharers"] <= 132 // launch["spans"]
+    assert launch["blocks"] == launch["sharers"] * launch["spans"]
+    assert launch["sharers"] * launch["warps"] * 32 // lanes * launch["steps"] >= steps
+    assert launch["workspace_bytes"] == 16 * launch["blocks"] * launch["span"]
+
+
 def test_small_columns_in_half_precision_are_narrower_where_they_are_few_and_long() -> None:
     """Clusters of eight columns are for all multiprocessors; those of 64 would not all be on the GPU at once."""
     for steps, columns, span, spans in ((5000, 16, 8, 2), (5000, 53, 8, 7), (5000, 64, 16, 4), (800, 16, 16, 1)):
@@ -196,6 +210,14 @@ def test_columns_of_many_rounds_share_blocks() -> None:
     assert wide["launch"]["span"] == 32
     assert often["span"] * often["parts"] <= 256
     assert often["spans"] * often["tiles"] >= 2 * 3 * 132
+
+
+def test_blocks_that_share_small_columns_have_the_shared_memory_of_a_block() -> None:
+    """What threads have read of inputs and gates waits there: 68 KB beside 20."""
+    options = {"dim": 0, "gamma": "step", "multiprocessors": 40}
+    launch = plan([161_994, 2], shared_bytes=99 << 10, **options)["launch"]
+    assert 48 << 10 < launch["shared_bytes"] <= (99 - 20) << 10
+    assert plan([161_994, 2], shared_bytes=64 << 10, **options)["kernel"] == "resident_columns"
 
 
 def test_resident_columns_have_the_shared_memory_of_a_block() -> None:

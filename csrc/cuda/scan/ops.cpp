@@ -38,7 +38,7 @@ struct Launch {
   cudaError_t operator()(const FewStepsPlan& plan) const { return columns.few_steps(problem, plan, stream); }
   cudaError_t operator()(const StagedColumnsPlan& plan) const { return columns.staged(problem, plan, stream); }
   cudaError_t operator()(const SerialColumnsPlan& plan) const { return columns.serial(problem, plan, stream); }
-  cudaError_t operator()(const SmallColumnsPlan& plan) const { return columns.small(problem, plan, stream); }
+  cudaError_t operator()(const SmallColumnsPlan& plan) const { return columns.small(problem, plan, workspace, stream); }
   cudaError_t operator()(const StreamColumnsPlan& plan) const {
     return columns.stream(problem, plan, workspace, stream);
   }
@@ -64,6 +64,11 @@ cudaError_t launch(const ScanProblem& problem, const KernelPlan& plan, const Ten
   }
   fail("discounted_cumsum: input must be floating-point or complex, got ",
       dtype_name(static_cast<ScalarType>(problem.dtype)));
+}
+
+DeviceLimits lone_blocks(DeviceLimits limits) {
+  limits.cluster = std::min(limits.cluster, 1);
+  return limits;
 }
 
 struct Cuda {
@@ -96,6 +101,7 @@ struct Cuda {
       cudaGetLastError();
       std::optional<KernelPlan> alone;
       if (std::holds_alternative<StreamColumnsPlan>(plan)) alone = plan_by<plan_resident_columns>(problem, limits);
+      if (std::holds_alternative<SmallRowsPlan>(plan)) alone = plan_by<plan_flat_rows>(problem, lone_blocks(limits));
       if (!alone) alone = plan_by<plan_any_columns>(problem, limits);
       error = launch(problem, *alone, input, stream);
     }

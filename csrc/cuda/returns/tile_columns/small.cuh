@@ -49,7 +49,7 @@ __device__ __forceinline__ void run_small_tile(const Params& params) {
   if (clustered) segments.wait_for_others();
   const auto segment = full ? tile.template add_up<true>() : tile.template add_up<false>();
   const auto y = static_cast<typename Tile::Acc>(
-      carry_by_powers<false>(tile, segment.total, segment.closed, params.carries.number, segments));
+      carry_by_powers<false, false>(tile, segment.total, segment.closed, params.carries.number, segments));
   if (full) tile.template finish<true>(y);
   else tile.template finish<false>(y);
 }

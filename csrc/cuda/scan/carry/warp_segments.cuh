@@ -25,6 +25,69 @@ struct alignas(16) PackedSegment {
   __device__ __forceinline__ Segment<double> segment() const { return {total, gates, __double2hiint(gates) == -1}; }
 };
 
+// What lies before a lane's segment in those of its column, which neighboring lanes have: the product of their gates,
+// and whether any of them is closed.
+struct NeighborsBefore {
+  double gates;
+  bool closed;
+};
+
+// Each lane's segment with those of the lanes before it of its column, of which there are `fan` side by side: as far
+// back as the nearest closed one. `of_fan`: which of them the lane is. kPowers: all have the same gates, whose powers
+// are squares of each other. Else `times` multiplies gates.
+template <bool kPowers, typename Times>
+__device__ __forceinline__ NeighborsBefore fold_neighbors(
+    Segment<double>& segment, int of_fan, int fan, const Times& times) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t own = 1u << lane, up_to_own = (0xffffffffu >> (31 - of_fan)) << (lane - of_fan);
+  const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed) & up_to_own;
+  const int reach = reach_of(closed, of_fan);
+  NeighborsBefore before{1.0, (closed & ~own) != 0};
+  segment.closed = closed != 0;
+  if constexpr (kPowers) {
+    const double base = segment.gates;
+    double power = base;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      if (d >= fan) break;
+      const double other = shuffle_up(segment.total, d);
+      if (reach >= d) segment.total = fold(segment.total, power, other);
+      if (of_fan & d) before.gates *= power;
+      power = bounded_product(power * power, base);
+    }
+    before.gates = bounded_product(before.gates, base);
+    segment.gates = bounded_product(before.gates * base, base);
+  } else {
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      if (d >= fan) break;
+      const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
+      if (reach < d) continue;
+      segment.total = fold(segment.total, segment.gates, other);
+      segment.gates = times(segment.gates, other_gates);
+    }
+    before.gates = shuffle_up(segment.gates, 1);
+    if (of_fan == 0) before.gates = 1.0;
+  }
+  return before;
+}
+
+// A lane that has the segment of a warp, of a column, with those of the warps before it.
+struct WarpLane {
+  Segment<double> up_to_own;
+  NeighborsBefore others;
+  int column, of_warp, fan, warps;  // so many neighboring lanes have the column's warps
+  bool is_column, exists;           // of the column's lanes; of its warps
+
+  __device__ __forceinline__ Segment<double> of_block() const {
+    return segment_of_lane(up_to_own, static_cast<int>(threadIdx.x) % 32 - of_warp + warps - 1);
+  }
+  __device__ __forceinline__ Segment<double> before() const {
+    const double total = shuffle_up(up_to_own.total, 1);
+    return {of_warp == 0 ? 0.0 : total, others.gates, others.closed};
+  }
+};
+
 // Of at most so many columns, warps of a block and blocks of a cluster.
 template <int kColumns, int kMostWarps, int kMostBlocks>
 struct WarpSegments {
@@ -32,7 +95,8 @@ struct WarpSegments {
   static constexpr int kMostChainedWarps = 16;
   static constexpr int kPitch = kColumns > 1 ? kColumns + 1 : 1;  // neighboring lanes read other banks
   PackedSegment of_warps[kMostWarps][kPitch], of_blocks[kMostBlocks][kColumns];
-  uint64_t arrivals;  // completes when the segments of all earlier blocks have come
+  double over_warp[kColumns];  // the product of each warp's gates, where all have the same: closed ones keep none
+  uint64_t arrivals;           // completes when the segments of all earlier blocks have come
 
   // At the start, by all threads of a block of a cluster.
   __device__ __forceinline__ void init(int columns, int rank) {
@@ -43,9 +107,9 @@ struct WarpSegments {
   // Until the barriers of the cluster's other blocks are ready. Loads that are on their way do not wait.
   __device__ __forceinline__ void wait_for_others() const { wait_for_cluster(); }
 
-  // What enters the thread's warp in a column, when each warp has stored its segments in `of_warps`. `times` multiplies
-  // gates. By all threads.
-  template <typename Times>
+  // What enters the thread's warp in a column, when each warp has stored its segments in `of_warps`, and with kPowers
+  // the first one `over_warp`. By all threads.
+  template <bool kPowers, typename Times>
   __device__ __forceinline__ double carry(int column, int columns, int rank, int blocks, const Times& times) {
     __syncthreads();
     const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
@@ -55,44 +119,43 @@ struct WarpSegments {
       for (int i = 0; i < warp; ++i) entering = after(of_warps[i][column].segment(), entering);
       return entering;
     }
-    const int fan_bits = 32 - __clz(warps - 1), first = warp << (5 - fan_bits);  // lanes of a column; the warp's first
-    if (first < columns) fold(columns, first, fan_bits, warps, rank, blocks, times);
+    fold_warps<kPowers>(columns, times, [&](const WarpLane& own) {
+      const double entering = blocks > 1 ? exchange(own, rank, blocks) : 0.0;
+      const Segment<double> before = own.before();
+      if (own.exists) of_warps[own.of_warp][own.column].total = after(before, entering);
+    });
     __syncthreads();
     return of_warps[warp][column].total;
   }
 
- private:
-  template <typename Times>
-  __device__ __forceinline__ void fold(
-      int columns, int first, int fan_bits, int warps, int rank, int blocks, const Times& times) {
-    const int fan = 1 << fan_bits, lane = static_cast<int>(threadIdx.x) % 32, of_warp = lane & (fan - 1);
-    const int own_column = first + (lane >> fan_bits), column = min(own_column, columns - 1);
+  // Visits the lanes that have warps' segments, when these are stored.
+  template <bool kPowers, typename Times, typename Visit>
+  __device__ __forceinline__ void fold_warps(int columns, const Times& times, const Visit& visit) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32,
+              lane = static_cast<int>(threadIdx.x) % 32;
+    const int fan_bits = 32 - __clz(warps - 1), first = warp << (5 - fan_bits);  // lanes of a column; the warp's first
+    if (first >= columns) return;
+    const int fan = 1 << fan_bits, of_warp = lane & (fan - 1), own_column = first + (lane >> fan_bits),
+              column = min(own_column, columns - 1);
     const bool is_column = own_column < columns, exists = is_column && of_warp < warps;
-    Segment<double> segment = exists ? of_warps[of_warp][column].segment() : identity<double>();
-    const uint32_t up_to_own = (0xffffffffu >> (31 - of_warp)) << (lane - of_warp);
-    const uint32_t closed = __ballot_sync(0xffffffffu, segment.closed) & up_to_own;
-    const int reach = reach_of(closed, of_warp);
-#pragma unroll
-    for (int d = 1; d < kMostWarps; d *= 2) {
-      if (d >= fan) break;
-      const double other = shuffle_up(segment.total, d), other_gates = shuffle_up(segment.gates, d);
-      if (reach < d) continue;
-      segment.total = dcs::fold(segment.total, segment.gates, other);
-      segment.gates = times(segment.gates, other_gates);
-    }
-    segment.closed = closed != 0;
+    WarpLane own{exists ? of_warps[of_warp][column].segment() : identity<double>(), {}, column, of_warp, fan, warps,
+        is_column, exists};
+    if constexpr (kPowers) own.up_to_own.gates = over_warp[column];
+    own.others = fold_neighbors<kPowers>(own.up_to_own, of_warp, fan, times);
+    visit(own);
+  }
+
+ private:
+  // Sends the block's segment to all later blocks of the cluster. What enters it from the earlier ones.
+  __device__ __forceinline__ double exchange(const WarpLane& own, int rank, int blocks) {
+    const Segment<double> block = own.of_block();
+    if (own.is_column)
+      for (int to = rank + 1 + own.of_warp; to < blocks; to += own.fan) send(block, rank, own.column, to);
+    if (rank > 0) mbarrier_wait(&arrivals, 0);
     double entering = 0.0;
-    if (blocks > 1) {
-      const Segment<double> block = segment_of_lane(segment, lane - of_warp + warps - 1);
-      if (is_column)
-        for (int to = rank + 1 + of_warp; to < blocks; to += fan) send(block, rank, column, to);
-      if (rank > 0) mbarrier_wait(&arrivals, 0);
 #pragma unroll 4
-      for (int i = 0; i < rank; ++i) entering = after(of_blocks[i][column].segment(), entering);
-    }
-    Segment<double> before = segment_of_lane(segment, max(lane - 1, 0));
-    if (of_warp == 0) before = identity<double>();
-    if (exists) of_warps[of_warp][column].total = after(before, entering);
+    for (int i = 0; i < rank; ++i) entering = after(of_blocks[i][own.column].segment(), entering);
+    return entering;
   }
   __device__ __forceinline__ void send(const Segment<double>& segment, int rank, int column, int to) const {
     PackedSegment packed;

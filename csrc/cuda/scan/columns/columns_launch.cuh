@@ -111,35 +111,39 @@ inline SmallColumnsParams small_columns_params(const ScanProblem& problem, const
   return params;
 }
 
-// Bytes of shared memory through which contiguous ranges of memory are turned into steps of threads.
-inline int64_t small_columns_bytes(const SmallColumnsPlan& plan) {
-  return plan.flat ? int64_t{4} * kSmallPitch * plan.warps * plan.steps : 0;
+inline void set_small_words(
+    SmallColumnsParams& params, const SmallColumnsPlan& plan, void* workspace, cudaStream_t stream) {
+  params.words = workspace;
+  params.tag = counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream);
 }
 
-template <typename T>
+template <typename T, bool kShares>
 auto small_columns_kernel_of(GammaKind kind, bool backward) {
   using K = GammaKind;
   if (backward)
-    return kind == K::kStep ? small_columns_kernel<T, K::kStep, true> : small_columns_kernel<T, K::kRow, true>;
-  if (kind == K::kStep) return small_columns_kernel<T, K::kStep, false>;
-  return kind == K::kRow ? small_columns_kernel<T, K::kRow, false> : small_columns_kernel<T, K::kNumber, false>;
+    return kind == K::kStep ? small_columns_kernel<T, K::kStep, true, kShares>
+                            : small_columns_kernel<T, K::kRow, true, kShares>;
+  if (kind == K::kStep) return small_columns_kernel<T, K::kStep, false, kShares>;
+  return kind == K::kRow ? small_columns_kernel<T, K::kRow, false, kShares>
+                         : small_columns_kernel<T, K::kNumber, false, kShares>;
 }
 
 template <typename T>
-cudaError_t launch_small_columns(const ScanProblem& problem, const SmallColumnsPlan& plan, cudaStream_t stream) {
-  const auto kernel = small_columns_kernel_of<T>(problem.gamma_kind, problem.backward);
-  int device = 0, most = 0;
-  const int64_t shared = small_columns_bytes(plan);
-  if (shared > 0) {
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const cudaError_t error = allow_shared(kernel, shared, most, kSmallColumnsStatics);
+cudaError_t launch_small_columns(
+    const ScanProblem& problem, const SmallColumnsPlan& plan, void* workspace, cudaStream_t stream) {
+  const auto kernel = plan.sharers > 1 ? small_columns_kernel_of<T, true>(problem.gamma_kind, problem.backward)
+                                       : small_columns_kernel_of<T, false>(problem.gamma_kind, problem.backward);
+  if (plan.shared_bytes > 0) {
+    const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, kSmallColumnsStatics);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchAttribute attributes[2];
   const int count = find_attributes(kernel, plan, attributes);
-  const cudaLaunchConfig_t config = launch_config(plan.blocks, 32 * plan.warps, shared, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, small_columns_params(problem, plan));
+  const cudaLaunchConfig_t config =
+      launch_config(plan.blocks, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);
+  SmallColumnsParams params = small_columns_params(problem, plan);
+  if (plan.sharers > 1) set_small_words(params, plan, workspace, stream);
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 template <typename T>

@@ -6,6 +6,7 @@
 #include "common/divisor.cuh"
 #include "common/element_types.cuh"
 #include "common/ptx/global_load.cuh"
+#include "common/word.cuh"
 #include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/tuning.h"
@@ -19,26 +20,29 @@ struct SmallColumnOperand {
   int outer, time, inner;
 };
 
-// A gamma's powers over 1, 2, 4, ... times the steps of a thread, and over a warp's slots of them.
+// A gamma's powers over 1, 2, 4, ... times the steps of a thread, over a warp's slots of them, and over a block's
+// warps.
 struct SmallPowers {
-  double each[kSmallLevels], far;
+  double each[kSmallLevels], far, block;
 };
 
 struct SmallColumnsParams {
   SmallColumnOperand input, gates, reset, output, gamma, initial;
   SmallColumnOperand saved, grad_gamma;  // of the backward
-  Divisor spans, cluster;                // of an outer row; blocks of a cluster
+  Divisor spans, cluster;                // of an outer row; blocks that share time
   int length, columns;                   // steps, and columns of one of them
   int span;                              // columns of a block
   int span_bits;                         // 2^these lanes of a slot, at least the span
   uint32_t column_lanes;                 // bits of a column's lanes
   int steps;                             // of a thread, a multiple of kSmallBatch
   int back;                              // 1 where gates and resets are those of the step before
-  int partials;                          // of gamma's gradient, of which the first is the sum
+  int partials;                          // of gamma's gradient: the first is the sum, or each block's part
   bool flat, reverse;
   ElementType gamma_dtype;
   double number;  // gamma, and its powers
   SmallPowers lane_powers;
+  void* words;  // by which blocks share time that are no cluster (small_words.cuh)
+  CallTag tag;
 };
 
 // The powers of a number.
@@ -49,13 +53,14 @@ inline void fill_small_powers(SmallColumnsParams& params, double gamma, const Sm
     power = bounded_power(power, 2);
     if (&each == params.lane_powers.each + kSmallLevels - plan.span_bits - 1) params.lane_powers.far = power;
   }
+  params.lane_powers.block = bounded_power(params.lane_powers.far, plan.warps);
 }
 
 // All but the operands.
 inline SmallColumnsParams small_place_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
   SmallColumnsParams params{};
   params.spans = Divisor(static_cast<uint32_t>(plan.spans));
-  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
+  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster * plan.sharers));
   params.length = static_cast<int>(problem.length);
   params.columns = static_cast<int>(problem.inner);
   params.span = plan.span;
@@ -74,7 +79,7 @@ struct SmallPlace {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
             warps = static_cast<int>(blockDim.x) / 32;
   const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, span_column = lane & ((1 << p.span_bits) - 1);
-  int rank = 0;                    // of the block in its cluster
+  int rank = 0;                    // of the block among those that share time
   int outer, first_column, width;  // of the span, which has `width` columns
   int warp_step, first_step;       // the warp's; the thread's
 
@@ -163,6 +168,18 @@ struct SmallColumnIndex : SmallPlace {
     load_words_where(wanted, static_cast<const T*>(p.initial.data) + offset(p.initial), &to);
   }
 
+  // A range of shared memory of the warp, one for each operand.
+  __device__ __forceinline__ uint32_t* range_of(uint32_t* shared, int operand, int operands) const {
+    return shared + (warp * operands + operand) * (p.steps * kSmallPitch);
+  }
+  // The thread's own steps to shared memory, where they are already if they have been turned around, and from there.
+  __device__ __forceinline__ void park(const Words& words, uint32_t* shared) const {
+    if (!p.flat) each([&](int k) { shared[k * kSmallPitch + lane] = words[k]; });
+  }
+  __device__ __forceinline__ void unpark(Words& words, const uint32_t* shared) const {
+    each([&](int k) { words[k] = shared[p.flat ? own_index(k) : k * kSmallPitch + lane]; });
+  }
+
   // From words in the order of memory to the thread's own steps, and back.
   __device__ __forceinline__ void transpose_to_own(Words& words, uint32_t* shared) const {
     __syncwarp();
@@ -192,13 +209,15 @@ struct SmallColumnIndex : SmallPlace {
   __device__ __forceinline__ double row_gamma() const {
     return load_gamma<double>(p.gamma.data, p.gamma_dtype, offset(p.gamma), false);
   }
-  // Of a column, once.
+  // Of a column, once; or a part of it, of each block.
+  template <bool kShares>
   __device__ __forceinline__ void store_sum(double sum) const {
     if (slot > 0 || span_column >= width) return;
     float* const to = static_cast<float*>(const_cast<void*>(p.grad_gamma.data)) + offset(p.grad_gamma);
-    *to = static_cast<float>(sum);
+    to[kShares ? rank : 0] = static_cast<float>(sum);
+    if (kShares && rank + 1 < static_cast<int>(p.cluster.divisor)) return;
 #pragma unroll 1
-    for (int j = 1; j < p.partials; ++j) to[j] = 0.f;
+    for (int j = kShares ? rank + 1 : 1; j < p.partials; ++j) to[j] = 0.f;
   }
 
  private:

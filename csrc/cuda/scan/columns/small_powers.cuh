@@ -44,7 +44,7 @@ struct SlotPowers {
 };
 
 // The carry into a thread's steps, from their total and whether they are closed.
-template <bool kRow, typename Index>
+template <bool kRow, bool kShares, typename Index>
 __device__ __forceinline__ double carry_by_powers(
     const Index& at, double total, bool closed, double gamma, ColumnSegments& segments) {
   const SmallColumnsParams& p = at.p;
@@ -74,9 +74,14 @@ __device__ __forceinline__ double carry_by_powers(
   });
   if (at.slot + 1 == at.slots)
     segments.of_warps[at.warp][at.span_column] = Segment<double>{total, over_warp, closed || cuts_before};
+  if (at.warp == 0 && at.slot + 1 == at.slots) {
+    segments.over_warp[at.span_column] = over_warp;
+    if constexpr (kShares)
+      segments.over_block[at.span_column] = kRow ? whole_power(over_warp, at.warps) : p.lane_powers.block;
+  }
   Segment<double> before{shuffle_up(total, stride), range.bounded(slot_weight), cuts_before != 0};
   if (at.slot == 0) before.total = 0.0;
-  return carry_from_warps(at, before, segments);
+  return carry_from_warps<kShares, false>(at, before, segments);
 }
 
 }  // namespace dcs

@@ -1,5 +1,6 @@
 // Sums over time in columns/small_columns.cuh, of gamma's gradient, in a fixed tree: of a warp's slots, of the warps,
-// and of the blocks of a cluster, which send theirs to the last one.
+// and of the blocks of a cluster, which send theirs to the last one. Blocks that are no cluster leave theirs to a
+// second launch (totals.cu).
 #pragma once
 
 #include "common/ptx/cluster.cuh"
@@ -33,8 +34,8 @@ struct ColumnSums {
     for (int i = at.slot; i < count; i += at.slots) sum += sums[i][at.span_column];
     return sum_of_slots(at, sum);
   }
-  // In all lanes of a column: its sum over time, in the first warp of the last block.
-  template <typename Index>
+  // In all lanes of a column: its sum over time, in the first warp of the last block; or over the block's time.
+  template <bool kShares, typename Index>
   __device__ __forceinline__ bool add_up(const Index& at, double& sum) {
     const int last = static_cast<int>(at.p.cluster.divisor) - 1;
     sum = sum_of_slots(at, sum);
@@ -42,6 +43,7 @@ struct ColumnSums {
     __syncthreads();
     if (at.warp > 0) return false;
     sum = sum_of(at, warps, at.warps);
+    if (kShares) return true;
     if (at.rank < last) {
       double* const to = &blocks[at.rank][at.span_column];
       if (at.slot == 0) store_async_in_cluster(to, &arrivals, static_cast<uint32_t>(last), sum);

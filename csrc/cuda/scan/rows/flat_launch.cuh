@@ -15,15 +15,10 @@
 #include "scan/rows/flat_rows.cuh"
 #include "scan/rows/launch.h"
 #include "scan/rows/long_rows.cuh"
+#include "scan/rows/small_params.cuh"
 #include "scan/rows/small_rows.cuh"
 
 namespace dcs {
-
-// FlatParams::Flat of an operand.
-inline bool is_flat(const ScanProblem& p, const void* pointer, const Strides& strides) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && (p.length == 1 || strides.time == 1) &&
-      (p.inner == 1 || strides.inner == p.length) && (p.outer == 1 || strides.outer == p.inner * p.length);
-}
 
 template <typename T, typename Plan>
 FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
@@ -68,57 +63,29 @@ FlatParams flat_params(const ScanProblem& problem, const Plan& plan) {
 
 template <typename T>
 SmallRowsParams small_params(const ScanProblem& problem, const SmallRowsPlan& plan) {
-  constexpr int kVec = 16 / sizeof(T);
-  const bool reverse = problem.reverse;
-  // A reverse scan's first element is the last one in memory.
-  const auto moved_to_last = [&](const void* pointer, int64_t last, int64_t bytes) {
-    return pointer && reverse ? static_cast<const char*>(pointer) + last * bytes : pointer;
-  };
-  const int sign = reverse ? -1 : 1;
-  const auto operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
-    // A single step has no distance in time, but elements of a word before the first row are counted in it.
-    const int64_t pitch = problem.inner > 1 ? strides.inner : strides.outer,
-                  time = problem.length == 1 ? 1 : strides.time;
-    const bool are_words = problem.length % kVec == 0 && pitch % kVec == 0 && time == 1 &&
-        reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kVec * bytes) == 0;
-    const int64_t last = (problem.rows() - 1) * pitch + (problem.length - 1) * time;
-    return SmallOperand{moved_to_last(pointer, last, bytes), sign * static_cast<int>(pitch),
-        sign * static_cast<int>(time), pointer && (are_words || is_flat(problem, pointer, strides))};
-  };
-  const auto row_operand = [&](const void* pointer, const Strides& strides, int64_t bytes) {
-    const int64_t last = strides.at(problem.outer - 1, problem.inner - 1);
-    return SmallRowOperand{moved_to_last(pointer, last, bytes), sign * static_cast<int>(strides.outer),
-        sign * static_cast<int>(strides.inner)};
-  };
+  const SmallOperands<ScanProblem> of(problem, problem.reverse, 16 / sizeof(T));
   SmallRowsParams params{};
   params.by_step = problem.gamma_kind == GammaKind::kStep;
-  params.input = operand(problem.input, problem.input_strides, sizeof(T));
-  params.output = operand(problem.output, problem.output_strides, sizeof(T));
-  params.reset = operand(problem.reset, problem.reset_strides, 1);
-  params.initial = row_operand(problem.initial, problem.initial_strides, sizeof(T));
-  if (params.by_step) params.gates = operand(problem.gamma, problem.gamma_strides, sizeof(T));
-  else params.gamma = row_operand(problem.gamma, problem.gamma_strides, bytes_of(problem.gamma_dtype));
+  params.input = of.operand(problem.input, problem.input_strides, sizeof(T));
+  params.output = of.operand(problem.output, problem.output_strides, sizeof(T));
+  params.reset = of.operand(problem.reset, problem.reset_strides, 1);
+  params.initial = of.row_operand(problem.initial, problem.initial_strides, sizeof(T));
+  if (params.by_step) params.gates = of.operand(problem.gamma, problem.gamma_strides, sizeof(T));
+  else params.gamma = of.row_operand(problem.gamma, problem.gamma_strides, bytes_of(problem.gamma_dtype));
   params.back = problem.shifted ? 1 : 0;
   if (problem.backward) {
-    params.saved = operand(problem.saved, problem.saved_strides, sizeof(T));
+    params.saved = of.operand(problem.saved, problem.saved_strides, sizeof(T));
     params.saved.in_words = params.saved.in_words && !problem.initial;  // which is behind a row's last element
-    if (params.by_step) params.gradient = operand(problem.grad_gamma, problem.grad_gamma_strides, sizeof(T));
-    else params.sums = row_operand(problem.grad_gamma, problem.grad_gamma_strides, sizeof(float));
+    if (params.by_step) params.gradient = of.operand(problem.grad_gamma, problem.grad_gamma_strides, sizeof(T));
+    else params.sums = of.row_operand(problem.grad_gamma, problem.grad_gamma_strides, sizeof(float));
     params.partials = problem.partials;
   } else if (problem.shifted) {
     params.gates.in_words = params.reset.in_words = false;
   }
-  params.length = Divisor(static_cast<uint32_t>(problem.length));
-  params.inner = Divisor(static_cast<uint32_t>(problem.inner));
-  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
-  params.rows = static_cast<int>(problem.rows());
-  params.group_rows = static_cast<int>(plan.group_rows);
-  while (params.levels < 5 && int64_t{1} << params.levels <= (problem.length + kVec - 2) / kVec) ++params.levels;
-  params.reverse = reverse;
+  params.reverse = problem.reverse;
   params.gamma_dtype = problem.gamma_dtype;
   params.number = problem.gamma_value;
-  if (problem.gamma_kind == GammaKind::kNumber)
-    for (int j = 0; j < 6; ++j) params.powers[j] = bounded_power(problem.gamma_value, int64_t{kVec} << j);
+  of.place(params, plan, problem.gamma_kind == GammaKind::kNumber ? problem.gamma_value : 0.0);
   return params;
 }
 

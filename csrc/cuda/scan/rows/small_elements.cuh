@@ -1,6 +1,7 @@
 // Where the elements of small rows are, and how a thread gets them: a vector, or element by element (small_rows.cuh).
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -39,6 +40,10 @@ struct SmallRowsParams {
   int64_t partials;  // of a sum
 };
 
+// Of so many neighboring elements, those that come and go as one word.
+template <typename E, int kVec>
+constexpr int kWordElements = std::min(kVec, 16 / static_cast<int>(sizeof(E)));
+
 // What a thread has asked for: a vector in the order of memory, or elements in the order of the scan, in registers of
 // their own.
 template <typename E, int kVec>
@@ -47,7 +52,10 @@ struct Asked {
   uint32_t words[kVec * kWords] = {};
 
   __device__ __forceinline__ void load_vector(bool wanted, const E* from) {
-    load_words_where(wanted, reinterpret_cast<const Vector<E, kVec>*>(from), words);
+    constexpr int kOf = kWordElements<E, kVec>;
+#pragma unroll
+    for (int i = 0; i < kVec; i += kOf)
+      load_words_where(wanted, reinterpret_cast<const Vector<E, kOf>*>(from + i), words + i * sizeof(E) / 4);
   }
   __device__ __forceinline__ void load(bool wanted, const E* from, int i) {
     load_words_where(wanted, from, words + i * kWords);
@@ -64,10 +72,10 @@ struct Asked {
   }
 };
 
-// A thread's elements.
-template <int kVec>
+// A thread's elements. Params have what SmallOperands::place fills (small_params.cuh), and `reverse`.
+template <int kVec, typename Params = SmallRowsParams>
 struct SmallElements {
-  const SmallRowsParams& p;
+  const Params& p;
   const int length = static_cast<int>(p.length.divisor);
   int rank = 0;             // of the block in its cluster
   int first_row, elements;  // of the block's rows, or the cluster's
@@ -77,7 +85,7 @@ struct SmallElements {
   bool is_whole;            // all of its own are
   bool is_word;             // its words are in the tensor
 
-  __device__ __forceinline__ explicit SmallElements(const SmallRowsParams& params) : p(params) {
+  __device__ __forceinline__ explicit SmallElements(const Params& params) : p(params) {
     uint32_t group = blockIdx.x;
     if (p.cluster.divisor > 1) {
       group = p.cluster.of(blockIdx.x);
@@ -196,7 +204,7 @@ struct SmallElements {
     }
   }
 
-  // `shared` has a word a thread, by way of which the warp's lanes take single elements in turn.
+  // `shared` has a vector a thread, by way of which the warp's lanes take single elements in turn.
   template <typename T, typename Acc>
   __device__ __forceinline__ void store(
       const SmallOperand& operand, const Acc (&values)[kVec], unsigned char* shared) const {
@@ -207,7 +215,7 @@ struct SmallElements {
         Acc turned[kVec];
 #pragma unroll
         for (int i = 0; i < kVec; ++i) turned[i] = p.reverse ? values[kVec - 1 - i] : values[i];
-        *reinterpret_cast<Vector<T, kVec>*>(p.reverse ? first - (kVec - 1) : first) = pack<Acc, T, kVec>(turned);
+        store_words(p.reverse ? first - (kVec - 1) : first, pack<Acc, T, kVec>(turned));
         return;
       }
 #pragma unroll
@@ -225,6 +233,16 @@ struct SmallElements {
       if (index >= 0 && index < elements)
         to[(first_row + rows_before) * operand.pitch + (index - rows_before * length) * operand.time] = warp[own];
     }
+  }
+
+ private:
+  template <typename T>
+  static __device__ __forceinline__ void store_words(T* to, const Vector<T, kVec>& values) {
+    using Word = Vector<T, kWordElements<T, kVec>>;
+    Word words[sizeof values / sizeof(Word)];
+    memcpy(words, &values, sizeof values);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof values / sizeof(Word)); ++i) reinterpret_cast<Word*>(to)[i] = words[i];
   }
 };
 

@@ -13,6 +13,7 @@
 #include "scan/carry/warp_segments.cuh"
 #include "scan/rows/lane_state.cuh"
 #include "scan/rows/small_elements.cuh"
+#include "scan/rows/small_lanes.cuh"
 #include "scan/rows/small_sums.cuh"
 
 namespace dcs {
@@ -21,20 +22,6 @@ namespace dcs {
 // infinity stays one behind it.
 __device__ __forceinline__ double gates_product(double a, double b, bool of_steps) {
   return of_steps ? clamped_mul(a, b) : power_mul(a, b);
-}
-
-// The product that neither leaves the range of double nor vanishes but for a gate of 0.
-template <typename Acc, int kVec>
-__device__ __forceinline__ double product_of(const Acc (&gates)[kVec]) {
-  Acc product = gates[0];
-#pragma unroll
-  for (int i = 1; i < kVec; ++i) product *= gates[i];
-  constexpr double kMost = std::is_same_v<Acc, float> ? 0x1p100 : 0x1p1000;
-  if (fabs(product) < static_cast<Acc>(kMost) && fabs(product) > static_cast<Acc>(1.0 / kMost)) return product;
-  double careful = gates[0];
-#pragma unroll
-  for (int i = 1; i < kVec; ++i) careful = power_mul(careful, static_cast<double>(gates[i]));
-  return careful;
 }
 
 // What a thread asks memory for, all at once.
@@ -72,11 +59,7 @@ struct SmallScan {
       starts |= (done == 0 ? 1u : 0u) << i;
       if constexpr (kBackward) ends |= (done == mine.length - 1 ? 1u : 0u) << i;
     });
-    if constexpr (!kGates) {
-#pragma unroll
-      for (int j = 0; j < 5; ++j) weight *= lane >> j & 1 ? p.powers[j] : 1.0;
-      weight = bounded_product(weight, p.number);
-    }
+    if constexpr (!kGates) weight = weight_of_lane(p.powers, p.number);
   }
   __device__ __forceinline__ bool by_step() const { return kBackward ? kGradient == SmallGradient::kSteps : p.by_step; }
   static __device__ __forceinline__ Acc gate(const Gates& gates, int i) { return gates[kGates ? i : 0]; }
@@ -157,26 +140,10 @@ struct SmallScan {
     if constexpr (kGates) segment.gates = product_of(gates);
     return segment;
   }
-  // Segments of the lanes up to the thread's own, as far back as the nearest cut. Returns the total of those before it.
+  // Segments of the lanes up to the thread's own. Returns the total of those before it.
   __device__ __forceinline__ double fold_lanes(Segment<double>& segment, uint32_t closed) {
-    const int reach = reach_of(closed & (0xffffffffu >> (31 - lane)), lane);
-#pragma unroll
-    for (int j = 0; j < 5; ++j) {
-      const int d = 1 << j;
-      if (j >= p.levels) break;
-      const double other = shuffle_up(segment.total, d);
-      if (reach >= d) segment.total = fold(segment.total, kGates ? segment.gates : p.powers[j], other);
-      if constexpr (kGates) {
-        const double other_gates = shuffle_up(segment.gates, d);
-        if (reach >= d) segment.gates = gates_product(segment.gates, other_gates, by_step());
-      }
-    }
-    double before = shuffle_up(segment.total, 1);
-    if constexpr (kGates) weight = shuffle_up(segment.gates, 1);
-    else segment.gates = p.powers[5];
-    if (lane == 0) before = 0.0, weight = 1.0;
-    segment.closed = closed != 0;
-    return before;
+    return fold_small_lanes<kGates>(
+        p, closed, [&](double a, double b) { return gates_product(a, b, by_step()); }, segment, weight);
   }
   __device__ __forceinline__ void apply(double carry, const Gates& gates, Values& x) const {
     Acc y = cast<Acc>(carry);
@@ -235,7 +202,8 @@ __global__ void __launch_bounds__(32 * kSmallBlockWarps, 1)
   const uint32_t closed = __ballot_sync(0xffffffffu, scan.cuts != 0);
   const double before = scan.fold_lanes(segment, closed);
   if (lane == 31) segments.of_warps[warp][0] = segment;
-  const double carry = segments.carry(0, 1, mine.rank, static_cast<int>(p.cluster.divisor),
+  if (!kGates && threadIdx.x == 31) segments.over_warp[0] = segment.gates;
+  const double carry = segments.template carry<!kGates>(0, 1, mine.rank, static_cast<int>(p.cluster.divisor),
       [&](double a, double b) { return gates_product(a, b, scan.by_step()); });
   scan.apply(closed & ((1u << lane) - 1) ? before : fold(before, scan.weight, carry), gates, x);
   mine.template store<T>(p.output, x, small_shared);

@@ -9,6 +9,7 @@
 #include "dcs/returns/plan.h"
 #include "dcs/returns/tile_tensors.h"
 #include "dcs/scan/plan/columns.h"
+#include "dcs/scan/plan/small_columns.h"
 
 namespace dcs {
 
@@ -132,7 +133,7 @@ inline std::optional<SmallColumnsPlan> plan_small_tiles(const ReturnsProblem& p,
   SmallColumnsPlan plan{};
   if (p.steps || has_factors(tile_form(p)) || has_row_rates(p) || bytes_of(p.dtype) > 4 ||
       p.length > kLongestSmallColumn || !counts_in_32_bits(p) || !powers_fold(scan) ||
-      !plan_small_span(plan, scan, device, kSmallTileSteps, kSmallTileWarps) ||
+      !plan_small_span(plan, scan, device, kSmallTileSteps, kSmallTileWarps, most_small_cluster(device)) ||
       !fit_small_blocks(plan, scan, device, kSmallTileSteps, kSmallTileWarps))
     return std::nullopt;
   return plan;

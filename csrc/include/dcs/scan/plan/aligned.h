@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "dcs/scan/plan/columns.h"
+#include "dcs/scan/plan/small_columns.h"
 #include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/rows.h"
 #include "dcs/scan/plan/traits.h"

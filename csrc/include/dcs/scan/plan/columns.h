@@ -68,9 +68,6 @@ inline bool serial_columns_outrun_blocks(const ScanProblem& p, const DeviceLimit
   return p.rows() / (pairs ? 2 : 1) >= least * device.multiprocessors;
 }
 
-// An outer row's steps lie one behind the other, each with all of its columns.
-inline bool steps_are_dense(const ScanProblem& p, const Strides& s) { return s.inner == 1 && s.time == p.inner; }
-
 // Few neighboring columns of many outer rows, of one gamma or one a column: threads that read a column each would fetch
 // a sector for a few bytes.
 inline std::optional<StagedColumnsPlan> plan_staged_columns(const ScanProblem& p, const DeviceLimits& device) {
@@ -118,101 +115,6 @@ inline bool columns_lie_flat(const ScanProblem& p) {
   return (whole || (p.outer == 1 && !p.reverse) || !carries_in) && lies(p.input, p.input_strides) &&
       lies(p.output, p.output_strides) &&
       (p.gamma_kind != GammaKind::kStep || p.shifted || lies(p.gamma, p.gamma_strides));
-}
-
-// Blocks of a cluster of small scans, at most.
-inline int64_t most_small_cluster(const DeviceLimits& device) {
-  const bool has_room = device.multiprocessors >= kClusterMultiprocessors;
-  return has_room ? std::clamp<int64_t>(device.cluster, 1, kMostRowCluster) : 1;
-}
-
-// Blocks of clusters that are on the GPU at once, one a multiprocessor.
-inline int64_t clustered_blocks(const DeviceLimits& device) {
-  return device.multiprocessors / kClusterMultiprocessors * kMostRowCluster;
-}
-
-// A span, a block's columns, of small scans: all of them where they are few, else sectors of every step, in half
-// precision half ones where columns are few, twice as wide where there are blocks for all multiprocessors. False where
-// nothing is small.
-inline bool plan_small_span(
-    SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device, int most_steps, int64_t most_warps) {
-  // Offsets in operands are numbers of 31 bits.
-  const auto is_near = [&](const void* pointer, const Strides& s, int64_t = 0) {
-    const int64_t last =
-        (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time);
-    return !pointer || last < int64_t{1} << 30;
-  };
-  if (p.rows() >= int64_t{1} << 30 || !is_near(p.initial, p.initial_strides) || !is_near(p.gamma, p.gamma_strides) ||
-      !is_near(p.grad_gamma, p.grad_gamma_strides) || !all_operands(p, is_near))
-    return false;
-  const int64_t bytes = bytes_of(p.dtype);
-  const bool wide = p.outer * ceil_div(p.inner, kSmallSpan) >= device.multiprocessors;
-  const auto share = [&](int64_t most) {
-    plan.spans = ceil_div(p.inner, most);
-    plan.span = static_cast<int>(ceil_div(p.inner, plan.spans));
-    for (plan.span_bits = 0; 1 << plan.span_bits < plan.span;) ++plan.span_bits;
-  };
-  share(wide ? kSmallSpan : std::min<int64_t>(kSmallSpan, kSector / bytes));
-  if (bytes == 2) {
-    // Half a sector where clusters of whole ones leave half of the multiprocessors without a block, and time is longer
-    // than a warp a block. Narrower, too, where threads would not reach through time.
-    constexpr int64_t kHalf = kSector / 4;
-    const int64_t cluster = most_small_cluster(device), warp_steps = (32 >> plan.span_bits) * most_steps;
-    if (plan.span > kHalf && p.outer * ceil_div(p.inner, kHalf) * cluster <= clustered_blocks(device) &&
-        p.length > 2 * warp_steps * kMostRowCluster)
-      share(kHalf);
-    if (plan.span > 1 && p.length > (32 >> plan.span_bits) * most_steps * most_warps * cluster)
-      share(1 << (plan.span_bits - 1));
-  }
-  plan.flat = plan.spans == 1 && plan.span * bytes % kSector != 0 && steps_are_dense(p, p.input_strides) &&
-      steps_are_dense(p, p.output_strides) &&
-      (p.gamma_kind != GammaKind::kStep || steps_are_dense(p, p.gamma_strides)) &&
-      (!p.backward || steps_are_dense(p, p.saved_strides)) &&
-      (!(p.backward && p.gamma_kind == GammaKind::kStep) || steps_are_dense(p, p.grad_gamma_strides));
-  return true;
-}
-
-// How many steps a thread has, so that a block of so many warps, or a cluster of such blocks, has all of time, and the
-// GPU room for all of them. False where there are no such steps.
-inline bool fit_small_blocks(
-    SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device, int most_steps, int64_t most_warps) {
-  const int64_t groups = p.outer * plan.spans, slots = device.multiprocessors / kClusterMultiprocessors;
-  const int64_t most = most_small_cluster(device);
-  // Blocks for all multiprocessors that clusters can be on; but what a block has at once in a few steps a thread needs
-  // no cluster.
-  const int64_t wanted = std::clamp<int64_t>(clustered_blocks(device) / groups, 1, most);
-  for (int steps = kSmallBatch; steps <= most_steps; steps += kSmallBatch) {
-    const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.span_bits);
-    const int64_t least = ceil_div(warps, most_warps);
-    const bool alone = least == 1 && steps <= kMostLoneSteps;
-    const int64_t cluster = alone ? 1 : std::max(least, std::min(wanted, ceil_div(warps, kFewestSmallColumnWarps)));
-    plan.steps = steps;
-    plan.cluster = static_cast<int>(std::min(cluster, most));
-    plan.warps = static_cast<int>(ceil_div(warps, plan.cluster));
-    plan.blocks = groups * plan.cluster;
-    plan.dependent = plan.blocks <= device.dependent_blocks(p);
-    const int64_t room = std::min(kSmallBlockWarps / std::max(plan.warps, 1), kMostSmallColumnBlocks);
-    if (cluster <= most &&
-        groups <= (cluster > 1 ? slots * (kMostRowCluster * room / cluster) : room * device.multiprocessors))
-      return true;
-  }
-  return false;
-}
-
-// So few elements that the GPU has room for all of their threads at once, along a strided time that fits into a block
-// or a cluster.
-inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, const DeviceLimits& device) {
-  const bool contiguous = p.length == 1 || (p.output_strides.time == 1 && p.input_strides.time <= 1);
-  const int most_steps = small_column_steps(p.gamma_kind == GammaKind::kStep, p.backward);
-  SmallColumnsPlan plan{};
-  if (contiguous || is_windowed(p) || !powers_fold(p) || bytes_of(p.dtype) > 4 ||
-      (p.shifted && p.initial && !p.backward) || p.length > kLongestSmallColumn ||
-      !plan_small_span(plan, p, device, most_steps, kSmallBlockWarps))
-    return std::nullopt;
-  if (!fit_small_blocks(plan, p, device, most_steps, kUsualSmallColumnWarps) &&
-      !fit_small_blocks(plan, p, device, most_steps, kSmallBlockWarps))
-    return std::nullopt;
-  return plan;
 }
 
 // From one step to the next it is less than 2^31 bytes: threads count in them.

@@ -95,7 +95,9 @@ inline void describe_launch(const SerialColumnsPlan& plan, JsonObject& launch) {
 inline void describe_launch(const SmallColumnsPlan& plan, JsonObject& launch) {
   launch.add("flat", plan.flat).add("span", plan.span).add("spans", plan.spans);
   launch.add("steps", plan.steps).add("warps", plan.warps);
-  launch.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0).add("blocks", plan.blocks);
+  launch.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
+  launch.add_set("sharers", plan.sharers > 1 ? plan.sharers : 0).add("blocks", plan.blocks);
+  launch.add("shared_bytes", plan.shared_bytes);
 }
 inline void describe_launch(const StreamColumnsPlan& plan, JsonObject& launch) {
   launch.add("parts", plan.parts).add("part_steps", plan.part_steps).add("stages", plan.stages);

@@ -104,7 +104,7 @@ struct StagedColumnsPlan {
   int most_shared;  // bytes that one block can have
   bool dependent;   // may begin as the launch before it ends
 };
-// A block, or a cluster of blocks, takes a span of columns through all of time (columns/small_columns.cuh).
+// A block, or several, takes a span of columns through all of time (columns/small_columns.cuh).
 struct SmallColumnsPlan {
   bool flat;       // what a warp has is one contiguous range of memory
   int span;        // columns of a block
@@ -112,9 +112,12 @@ struct SmallColumnsPlan {
   int span_bits;   // 2^these lanes of a warp for a span
   int steps;       // of a thread
   int warps;       // of a block
-  int cluster;     // blocks of a span: 1 where one takes all of time
-  int64_t blocks;  // outer * spans * cluster
-  bool dependent;  // may begin as the launch before it ends
+  int cluster;     // blocks of a span that are a cluster; or
+  int sharers;     // so many that leave each other words in global memory; each 1 where there are none
+  int64_t blocks;  // outer * spans * cluster * sharers
+  int64_t workspace_bytes, shared_bytes;
+  int most_shared;  // bytes that one block can have
+  bool dependent;   // may begin as the launch before it ends
 };
 // Blocks that run together take tiles, some steps of all columns, in turn (columns/stream_columns.cuh).
 struct StreamColumnsPlan {

@@ -9,6 +9,7 @@
 
 #include "dcs/scan/plan/aligned.h"
 #include "dcs/scan/plan/columns.h"
+#include "dcs/scan/plan/small_columns.h"
 #include "dcs/scan/plan/rows.h"
 #include "dcs/scan/plan/stream_columns.h"
 #include "dcs/scan/plan/windows.h"
@@ -50,6 +51,8 @@ constexpr Candidate kCandidates[] = {
     {"serial_columns", "columns that fill the GPU, or few steps", plan_by<plan_serial_columns>},
     {"small_columns", "columns of few elements in all, whose time fits into a block or a cluster",
         plan_by<plan_small_columns>},
+    {"small_columns", "up to 48 columns of few elements in all, whose time many blocks share",
+        plan_by<plan_shared_columns>},
     {"stream_columns", "long scans of few columns, of one gamma and without resets", plan_by<plan_stream_columns>},
     {"resident_columns", "fewer columns", plan_by<plan_resident_columns>},
     {"serial_columns", "everything else", plan_by<plan_any_columns>},
@@ -59,6 +62,7 @@ constexpr Candidate kCandidates[] = {
 inline int64_t partials(const KernelPlan& plan) {
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->partials();
   if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->partials;
+  if (const SmallColumnsPlan* const columns = std::get_if<SmallColumnsPlan>(&plan)) return columns->sharers;
   const ResidentColumnsPlan* const columns = std::get_if<ResidentColumnsPlan>(&plan);
   return columns ? columns->tiles : 1;
 }
@@ -67,6 +71,7 @@ inline int64_t workspace_bytes(const KernelPlan& plan) {
   if (const ComposedWindowPlan* const window = std::get_if<ComposedWindowPlan>(&plan)) return window->workspace_bytes;
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->workspace_bytes;
   if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->workspace_bytes;
+  if (const SmallColumnsPlan* const columns = std::get_if<SmallColumnsPlan>(&plan)) return columns->workspace_bytes;
   if (const StreamColumnsPlan* const columns = std::get_if<StreamColumnsPlan>(&plan)) return columns->workspace_bytes;
   const ResidentColumnsPlan* const columns = std::get_if<ResidentColumnsPlan>(&plan);
   return columns ? columns->workspace_bytes : 0;

@@ -31,6 +31,64 @@ class RowSizes {
   const DeviceLimits& device_;
 };
 
+// Of blocks that take small rows: warps where it takes several rows, at least and at most; warps at most, for which a
+// multiprocessor has registers, and in a cluster; blocks of one that several rows are shared out over, if there are
+// enough.
+struct SmallRowsLimits {
+  int64_t fewest_warps, tile_warps, block_warps, cluster_warps, blocks = 1;
+};
+
+// Small rows, `vec` elements a thread: a block takes some, or a cluster of blocks takes one, if it can.
+inline std::optional<SmallRowsPlan> share_small_rows(
+    int64_t rows, int64_t length, int64_t vec, const SmallRowsLimits& limits, const DeviceLimits& device) {
+  const int64_t spare = length % vec ? vec - 1 : 0;  // elements before the first row
+  const auto warps_of = [&](int64_t count) { return ceil_div(count * length + spare, 32 * vec); };
+  SmallRowsPlan plan{};
+  plan.cluster = 1;
+  plan.group_rows = 1;
+  // Of few rows a cluster has a long one on several multiprocessors, whose warps would wait for each other on one.
+  const bool are_few =
+      2 * rows <= device.multiprocessors && device.multiprocessors >= kClusterMultiprocessors && device.cluster > 1;
+  if (warps_of(1) <= (are_few ? limits.tile_warps : limits.block_warps)) {
+    const int64_t share = ceil_div(rows * length, 32 * vec * limits.blocks * device.multiprocessors),
+                  warps = std::clamp(share, limits.fewest_warps, limits.tile_warps);
+    plan.group_rows = std::clamp<int64_t>((warps * 32 * vec - spare) / length, 1, rows);
+    plan.warps = static_cast<int>(warps_of(plan.group_rows));
+  } else {
+    const int64_t most = std::min(device.cluster, kMostRowCluster);
+    plan.warps = static_cast<int>(limits.fewest_warps);
+    while (plan.warps < limits.cluster_warps && warps_of(1) > plan.warps * most) plan.warps *= 2;
+    if (warps_of(1) > plan.warps * most) return std::nullopt;
+    plan.cluster = static_cast<int>(ceil_div(warps_of(1), plan.warps));
+  }
+  plan.blocks = ceil_div(rows, plan.group_rows) * plan.cluster;
+  return plan;
+}
+
+// Whether the plan's blocks are on the GPU all at once, or those of so many halves of it.
+inline bool are_at_once(const SmallRowsPlan& plan, int64_t rows, const SmallRowsLimits& limits,
+    const DeviceLimits& device, int64_t halves = 2) {
+  const int64_t room = limits.block_warps / plan.warps;  // of a multiprocessor, for blocks
+  if (plan.cluster == 1) return 2 * plan.blocks <= halves * room * device.multiprocessors;
+  const int64_t slots = device.multiprocessors / kClusterMultiprocessors;
+  return rows <= slots * (kMostRowCluster * room / plan.cluster);
+}
+
+// Whether an operand's offsets are numbers of 31 bits; whether rows lie equally far apart in one that has an element
+// for every step.
+template <typename Problem>
+bool is_near(const Problem& p, const Strides& s) {
+  return (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time) <
+      int64_t{1} << 30;
+}
+template <typename Problem>
+bool has_pitch(const Problem& p, const Strides& s) {
+  return p.inner == 1 || p.outer == 1 || s.outer == p.inner * s.inner;
+}
+
+constexpr SmallRowsLimits kSmallRowsLimits{
+    kFewestSmallWarps, kMostSmallTileWarps, kSmallBlockWarps, kSmallBlockWarps, kSmallBlocks};
+
 // So few elements that the GPU has room for all of their threads, a vector each, whatever their alignment; of rows that
 // fit into a block or a cluster. No gradients of gamma in double, which are rare.
 inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const DeviceLimits& device) {
@@ -38,52 +96,23 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
   if (!sizes.takes() || !is_floating(p.dtype) || (bytes_of(p.dtype) > 4 && p.backward) ||
       (p.shifted && !p.backward && p.initial))
     return std::nullopt;
-  // Offsets in operands are numbers of 31 bits, and rows equally far apart.
-  const auto is_near = [&](const void* pointer, const Strides& s) {
-    const int64_t last =
-        (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time);
-    return !pointer || last < int64_t{1} << 30;
-  };
+  const auto lies_near = [&](const void* pointer, const Strides& s) { return !pointer || is_near(p, s); };
   bool padded = false;
-  const bool all_near = is_near(p.initial, p.initial_strides) && is_near(p.gamma, p.gamma_strides) &&
-      is_near(p.grad_gamma, p.grad_gamma_strides) &&
-      all_operands(p, [&](const void* pointer, const Strides& s, int64_t) {
-        const bool has_pitch = p.inner == 1 || p.outer == 1 || s.outer == p.inner * s.inner;
+  const bool all_near = lies_near(p.initial, p.initial_strides) && lies_near(p.gamma, p.gamma_strides) &&
+      lies_near(p.grad_gamma, p.grad_gamma_strides) && all_operands(p, [&](const void*, const Strides& s, int64_t) {
         padded = padded || (p.rows() > 1 && (p.inner > 1 ? s.inner : s.outer) != p.length);
-        return has_pitch && is_near(pointer, s);
+        return has_pitch(p, s) && is_near(p, s);
       });
   if (!all_near) return std::nullopt;
-  const int64_t vec = 16 / bytes_of(p.dtype), spare = p.length % vec ? vec - 1 : 0;  // elements before the first row
-  const auto warps_of = [&](int64_t rows) { return ceil_div(rows * p.length + spare, 32 * vec); };
-  SmallRowsPlan plan{};
-  plan.cluster = 1;
-  plan.group_rows = 1;
-  if (warps_of(1) <= kSmallBlockWarps) {
-    const int64_t share = ceil_div(sizes.count(), 32 * vec * kSmallBlocks * device.multiprocessors),
-                  warps = std::clamp<int64_t>(share, kFewestSmallWarps, kMostSmallTileWarps);
-    plan.group_rows = std::clamp<int64_t>((warps * 32 * vec - spare) / p.length, 1, p.rows());
-    plan.warps = static_cast<int>(warps_of(plan.group_rows));
-  } else {
-    const int64_t most = std::min(device.cluster, kMostRowCluster);
-    plan.warps = kMostSmallTileWarps / 2;
-    while (plan.warps < kSmallBlockWarps && warps_of(1) > plan.warps * most) plan.warps *= 2;
-    if (warps_of(1) > plan.warps * most) return std::nullopt;
-    plan.cluster = static_cast<int>(ceil_div(warps_of(1), plan.warps));
-  }
-  plan.blocks = ceil_div(p.rows(), plan.group_rows) * plan.cluster;
-  plan.dependent = plan.blocks <= device.dependent_blocks(p);
+  std::optional<SmallRowsPlan> plan =
+      share_small_rows(p.rows(), p.length, 16 / bytes_of(p.dtype), kSmallRowsLimits, device);
+  if (!plan) return std::nullopt;
+  plan->dependent = plan->blocks <= device.dependent_blocks(p);
   // All at once. But padded rows, which the other kernels read element by element, and floats forward with a number
   // gamma, for which threads have fewer registers, are as fast in half as many blocks again.
-  const int64_t room = kSmallBlockWarps / plan.warps;  // of a multiprocessor, for blocks
-  if (plan.cluster > 1) {
-    const int64_t slots = device.multiprocessors / kClusterMultiprocessors;
-    if (p.rows() > slots * (kMostRowCluster * room / plan.cluster)) return std::nullopt;
-  } else {
-    const bool is_light = bytes_of(p.dtype) == 4 && p.gamma_kind == GammaKind::kNumber && !p.backward;
-    const bool more = room > 1 && (padded || is_light);
-    if (2 * plan.blocks > (more ? 3 : 2) * room * device.multiprocessors) return std::nullopt;
-  }
-  return plan;
+  const bool is_light = bytes_of(p.dtype) == 4 && p.gamma_kind == GammaKind::kNumber && !p.backward,
+             more = 2 * plan->warps <= kSmallBlockWarps && (padded || is_light);
+  return are_at_once(*plan, p.rows(), kSmallRowsLimits, device, more ? 3 : 2) ? plan : std::nullopt;
 }
 
 // Rows of which one fits into a cluster of blocks, where they are few: each lane has as few elements as gives a row no

@@ -95,6 +95,9 @@ inline bool has_tiny_rows(const ScanProblem& p) {
   return !has_one_gamma(p) || p.initial || sums || has_gaps_between_tiny_rows(p);
 }
 
+// An outer row's steps lie one behind the other, each with all of its columns.
+inline bool steps_are_dense(const ScanProblem& p, const Strides& s) { return s.inner == 1 && s.time == p.inner; }
+
 // So many neighboring columns make a word in all operands; in pairs, flags need not.
 inline bool columns_make_words(const ScanProblem& p, int64_t unit) {
   return p.inner % unit == 0 && all_operands(p, [unit](const void* pointer, const Strides& s, int64_t bytes) {
