@@ -36,6 +36,31 @@ def test_any_shape(device: str, dtype: torch.dtype, shape: tuple[int, ...], dim:
         check(call(shape, dim, dtype, device, kind=kind, rates=rates, flags=flags, layout=layout))
 
 
+# A row is a warp's, or warps share it; a block takes several, or one, or a cluster does; as many threads as an H200 has
+# room for.
+SMALL_ROWS = [(8, 128), (64, 300), (5000, 5), (23, 7, 33), (6, 4096), (3, 30_001)]
+SMALL_ROWS += [(8, 53_818), (10, 65_536), (3740, 230)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("shape", SMALL_ROWS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "sub_view"])
+def test_rows_that_a_gpu_has_at_once(layout: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    for kind, flags, has_next in [
+        ("gae", "bool", False),
+        ("gae", "bool", True),
+        ("gae", "none", False),
+        ("shifted", "bool", False),
+        ("returns", "bool", True),
+        ("returns", "bool", False),
+        ("vtrace", "bool", False),
+        ("vtrace", "bool", True),
+    ]:
+        c = call(shape, len(shape) - 1, dtype, "cuda", kind=kind, flags=flags, layout=layout, next_values=has_next)
+        check(c, long=shape[-1] > 1000)
+
+
 # Longer than a cluster holds; the last one has more tiles than a group of groups.
 LONG_ROWS = [
     ((3, 286_747), torch.bfloat16, "shifted", "number", "bool", "contiguous"),

@@ -16,7 +16,8 @@ pytestmark = [
 
 
 @pytest.fixture(
-    scope="module", params=["serial_columns", "few_steps", "flat_rows", "tile_columns", "n_step", "gradients"]
+    scope="module",
+    params=["serial_columns", "few_steps", "small_rows", "flat_rows", "tile_columns", "n_step", "gradients"],
 )
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name(f"{request.param}_on_cpu.cpp")

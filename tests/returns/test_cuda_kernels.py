@@ -1,4 +1,4 @@
-"""Which kernels small returns and their gradients take along a strided time."""
+"""Which kernels small returns take along rows, and they and their gradients along a strided time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,32 @@ from torch_dcs_ops.returns import gae
 
 from support.launched_kernels import has_132_multiprocessors, launched_kernels
 
-
-@pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not has_132_multiprocessors(),
     reason="which kernel returns take depends on the GPU: these are for 132 multiprocessors of 9.0",
 )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kernel"),
+    [
+        # Blocks take rows; a cluster takes one; there is no room for all threads, or for a row; no kernel is for it.
+        ((8, 128), torch.float32, "small_returns_rows_kernel"),
+        ((3740, 230), torch.float32, "small_returns_rows_kernel"),
+        ((10, 65_536), torch.bfloat16, "small_returns_rows_kernel"),
+        ((5000, 230), torch.float32, "flat_returns_kernel"),
+        ((2, 140_000), torch.float32, "flat_returns_kernel"),
+        ((8, 128), torch.float64, "flat_returns_kernel"),
+    ],
+    ids=str,
+)
+def test_rows(shape: tuple[int, int], dtype: torch.dtype, kernel: str) -> None:
+    rewards, values = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+    terminated = torch.rand(shape, device="cuda") < 0.01
+    launched = launched_kernels(lambda: gae(rewards, values, terminated=terminated, time_dim=1))
+    assert launched[kernel] == 1, launched
+
+
 @pytest.mark.parametrize(
     ("shape", "kernels"),
     [

@@ -1,6 +1,7 @@
 // `_temporal_difference_scan` and its gradients on CUDA.
 #include "returns/launch.h"
 #include "returns/flat_rows/launch.h"
+#include "returns/small_rows/launch.h"
 #include "dcs/returns/gradients.h"
 #include "dcs/returns/ops.h"
 #include "common/host.h"
@@ -28,6 +29,14 @@ FlatReturnsLauncher* flat_launcher(ElementType dtype) {
   }
 }
 
+SmallReturnsLauncher* small_launcher(ElementType dtype) {
+  switch (dtype) {
+    case ElementType::Half: return launch_small_returns_half;
+    case ElementType::BFloat16: return launch_small_returns_bfloat16;
+    default: return launch_small_returns_float;  // no plan is for double
+  }
+}
+
 GradientScanLauncher* gradient_scan_launcher(ElementType dtype) {
   switch (dtype) {
     case ElementType::Half: return launch_gradient_scan_half;
@@ -45,6 +54,12 @@ struct CudaReturns {
     const torch::stable::accelerator::DeviceGuard guard(index);
     const Device& device = device_of(index, kReturns);
     const ReturnsProblem together = with_rows_together(problem);
+    if (const auto small = plan_small_returns(together, limits_of(device))) {
+      const cudaError_t error = small_launcher(problem.dtype)(together, *small, current_stream(index));
+      // A part of the GPU (a green context) may have no room for such a cluster.
+      if (error == cudaSuccess || small->cluster == 1) return check_cuda(error, kReturns, "launching the kernel");
+      cudaGetLastError();
+    }
     const auto rows =
         plan_flat_returns(together, device.multiprocessors, device.shared_per_block - kStaticBytes, device.cluster);
     if (rows) {

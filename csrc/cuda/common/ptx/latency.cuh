@@ -40,6 +40,16 @@ __device__ __forceinline__ Words in_registers(const Words& from) {
   return to;
 }
 
+// False, as `some` bits are set. To find out, a thread reads the lines of a kernel's parameters from one byte to
+// another: at its first use a line is waited for as any memory is, behind loads that have come, too.
+template <size_t kFrom, size_t kUntil, typename Params>
+__device__ __forceinline__ bool lines_are_zero(const Params& p, uint32_t some) {
+  constexpr size_t kLine = 64;
+#pragma unroll
+  for (size_t at = kFrom; at < kUntil; at += kLine) some |= reinterpret_cast<const uint32_t*>(&p)[at / 4];
+  return some == 0;
+}
+
 // Shared memory at 32-bit addresses (cluster.cuh): with pointers the compiler would make an address anew at each use.
 __device__ __forceinline__ void store_at(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");

@@ -42,6 +42,8 @@ struct ReturnsColumnParams {
   int length;
   uint32_t cells;
   Divisor in_line;
+
+  __device__ __forceinline__ bool has_ratios() const { return rhos.last; }
 };
 
 template <typename T>

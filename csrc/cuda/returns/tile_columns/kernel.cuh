@@ -100,7 +100,8 @@ struct TileColumns : TileScan<TileSteps<T, kForm, kCount>, Place> {
     });
     this->template each_of<kFull, T, kSteps>(
         call.advantages, 0, [&](int i, T& element) { element = cast<T>(results[i]); });
-    this->template each_of<kFull, T, kSteps>(call.targets, 0, [&](int i, T& element) { element = this->target_of(i); });
+    this->template each_of<kFull, T, kSteps>(
+        call.targets, 0, [&](int i, T& element) { element = cast<T>(this->target_of(i)); });
   }
 };
 

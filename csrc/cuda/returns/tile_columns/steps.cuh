@@ -9,8 +9,8 @@
 
 namespace dcs {
 
-// A column's discounts, and what its steps are made of.
-template <typename T, ColumnForm kForm, int kCount>
+// A column's discounts, and what its steps are made of. Call: what the kernel is called with.
+template <typename T, ColumnForm kForm, int kCount, typename Call = ReturnsColumnParams<typename Types<T>::Acc>>
 struct TileColumn {
   using Element = T;
   using Acc = typename Types<T>::Acc;
@@ -19,10 +19,10 @@ struct TileColumn {
   static constexpr int kSteps = kCount;
   using Resident = ResidentCells<T, kSteps>;
 
-  const ReturnsColumnParams<Acc>& call;
+  const Call& call;
   Rates<Acc> rates;
 
-  __device__ __forceinline__ explicit TileColumn(const ReturnsColumnParams<Acc>& given) : call(given) {}
+  __device__ __forceinline__ explicit TileColumn(const Call& given) : call(given) {}
 
   __device__ __forceinline__ void find_rates(int outer, int64_t column) {
     rates = call.rates;
@@ -39,7 +39,7 @@ struct TileColumn {
     if (cast<Acc>(number) != Acc(0)) bits |= 1u << i;
   }
   __device__ __forceinline__ Acc ratio(const Acc& rho, Acc most) const {
-    return kGates && call.rhos.last ? clipped(rho, most) : Acc(1);
+    return kGates && call.has_ratios() ? clipped(rho, most) : Acc(1);
   }
   // Within a half-precision part gamma * trace is a float.
   __device__ __forceinline__ Acc gated(Acc x, Acc y) const {
@@ -48,9 +48,9 @@ struct TileColumn {
   }
 };
 
-template <typename T, ColumnForm kForm, int kCount>
-struct TileSteps : TileColumn<T, kForm, kCount> {
-  using Column = TileColumn<T, kForm, kCount>;
+template <typename T, ColumnForm kForm, int kCount, typename Call = ReturnsColumnParams<typename Types<T>::Acc>>
+struct TileSteps : TileColumn<T, kForm, kCount, Call> {
+  using Column = TileColumn<T, kForm, kCount, Call>;
   using Column::call, Column::rates, Column::gated, Column::ratio;
   using Column::Column;
   using Column::kAll, Column::kGates, Column::kSteps;
@@ -90,9 +90,9 @@ struct TileSteps : TileColumn<T, kForm, kCount> {
     results[i] = (is_dropped ? reward : reward + weight * following) - (takes_own ? own : Acc(0));
   }
   __device__ __forceinline__ void take_from_difference(int i, Acc own) { results[i] -= own; }
-  __device__ __forceinline__ T target_of(int i) const {
+  __device__ __forceinline__ Acc target_of(int i) const {
     const Acc own = cast<Acc>(values.get(i));
-    return cast<T>(results[i] + (call.has_own_values ? own : Acc(0)));
+    return results[i] + (call.has_own_values ? own : Acc(0));
   }
 
   // What a step's own options make of gamma * trace, and of the difference.

@@ -5,5 +5,9 @@ namespace dcs {
 
 template <typename T>
 void keep(T&) {}
+template <size_t, size_t, typename Params>
+bool lines_are_zero(const Params&, uint32_t) {
+  return false;
+}
 
 }  // namespace dcs
