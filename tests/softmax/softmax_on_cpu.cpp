@@ -31,8 +31,8 @@ cudaError_t launch_emulated(const cudaLaunchConfig_t& config, Kernel kernel, con
 
 #define cudaLaunchKernelEx(config, kernel, params) launch_emulated(*(config), kernel, params)
 #define cudaFuncSetAttribute(...) cudaSuccess
-// Half of the time the device has room for a cluster of 16.
-#define cudaOccupancyMaxActiveClusters(clusters, ...) (*(clusters) = static_cast<int>(launch_seed % 2), cudaSuccess)
+// Half of the time the device has room for clusters of 16.
+#define cudaOccupancyMaxActiveClusters(clusters, ...) (*(clusters) = launch_seed % 2 ? 64 : 0, cudaSuccess)
 #define cudaGetLastError() cudaSuccess
 #define cudaStreamIsCapturing(stream, status) \
   (*(status) = launch_seed % 3 ? cudaStreamCaptureStatusNone : cudaStreamCaptureStatusActive, cudaSuccess)
@@ -278,6 +278,30 @@ Case narrow_case(std::mt19937& random) {
 }
 constexpr int kNarrowCount = 20;
 
+// A row, or a few, whose clusters of 16 blocks run at once.
+Case few_rows_case(std::mt19937& random) {
+  std::uniform_real_distribution<double> uniform;
+  const auto length = static_cast<int64_t>(66'000 * std::pow(9.0, uniform(random)));
+  Case c{static_cast<int64_t>(1 + random() % 2), length, 1, random() % 2 == 0, random() % 4 == 0, random() % 2 == 0,
+      132, 16, 227, 0, 0, 0};
+  if (random() % 3 == 0) c.in_place = false, c.run = length, c.gap = random() % 9;
+  return c;
+}
+constexpr int kFewRowsCount = 10;
+
+// Small tensors of any number of columns and steps, of which threads take some, in one block or in a cluster, and whose
+// input may be any view.
+Case small_case(std::mt19937& random) {
+  const int64_t inner = 2 + random() % (random() % 4 ? 64 : 400), outer = random() % 3 ? 1 : 1 + random() % 9,
+                most = 60'000 / (inner * outer),
+                length = 1 + random() % static_cast<uint64_t>(std::max<int64_t>(1, most));
+  Case c{outer, length, inner, random() % 2 == 0, random() % 4 == 0, random() % 2 == 0,
+      random() % 3 ? 132 : draw_multiprocessors(random), draw_cluster(random), 227, 0, 0, 0};
+  draw_runs(c, random);
+  return c;
+}
+constexpr int kSmallCount = 60;
+
 // Few steps of more columns than are small, whose steps, gaps and begin are multiples of one, two or eight elements:
 // contiguous, padded or overlapping steps, slabs, or parts of a step.
 Case few_steps_case(std::mt19937& random) {
@@ -303,9 +327,12 @@ constexpr int kFewStepsCount = 60;
 int main(int count, char** arguments) {
   const auto draw_or_take = [](int i, std::mt19937& random) {
     if (i < kLongCount) return long_case(i, random);
-    if (i < kLongCount + kTogetherCount) return together_case(i, random);
-    if (i < kLongCount + kTogetherCount + kNarrowCount) return narrow_case(random);
-    return i < kLongCount + kTogetherCount + kNarrowCount + kFewStepsCount ? few_steps_case(random) : draw(random);
+    if ((i -= kLongCount) < kTogetherCount) return together_case(i, random);
+    if ((i -= kTogetherCount) < kNarrowCount) return narrow_case(random);
+    if ((i -= kNarrowCount) < kFewRowsCount) return few_rows_case(random);
+    if ((i -= kFewRowsCount) < kSmallCount) return small_case(random);
+    if ((i -= kSmallCount) < kFewStepsCount) return few_steps_case(random);
+    return i % 2 ? draw(random) : small_case(random);
   };
   return trials::run_all<true>(count, arguments, draw_or_take, [](const Case& c, auto type, std::mt19937& random) {
     return Trial<typename decltype(type)::type>(c, static_cast<unsigned>(random())).run();

@@ -89,7 +89,7 @@ def test_steps_of_one_thread(length: int, inner: int, dtype: torch.dtype) -> Non
                                    (18, 80, 182), (30, 333, 100), (1, 4000, 64), (1, 9194, 52), (3, 20, 15_001),
                                    (1, 2000, 500), (2, 1, 40), (5, 2040, 24)], ids=str)  # fmt: skip
 def test_small_columns(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Windows of 16 to 256 columns, in a block and in clusters of 2 to 16."""
+    """Windows of 1 to 32 columns, in a block and in clusters of 2 to 16."""
     check((4 * torch.randn(shape, device="cuda")).to(dtype), 1)
 
 

@@ -21,9 +21,7 @@ __device__ __forceinline__ const Part<Acc>* join_cluster(
   const Part<Acc>* const mine = exchange + cluster_rank() * columns;
   for (int p = threadIdx.x; p < blocks * columns; p += blockDim.x) {
     const int rank = lines.part_of(p), column = p - rank * columns;
-    const Part<Acc> part = of_block[lines.slot(column)];
-    if constexpr (!kBackward) store_async_in_cluster(&mine[column].largest, &arrivals, rank, part.largest);
-    store_async_in_cluster(&mine[column].total, &arrivals, rank, part.total);
+    send_part<kBackward>(mine[column], arrivals, rank, of_block[lines.slot(column)]);
   }
   mbarrier_wait(&arrivals, 0);
   Part<Acc>* const joined = exchange + blocks * columns;

@@ -17,8 +17,8 @@
 // | inner of no whole vectors, 128 bytes and more, of up to | thread_columns.cuh: a thread takes all steps of    |
 // |   16 steps, or 8 of floats backward; of few elements    |   some words of 4 bytes, or elements               |
 // |   the next one has those of more than four steps        |                                                    |
-// | few elements                                            | thread_columns.cuh: a thread takes some steps of   |
-// |                                                         |   one column                                       |
+// | few elements                                            | small_columns.cuh: a thread takes some steps of    |
+// |                                                         |   one column, a block or a cluster a window        |
 // | inner below 128 bytes; or below 512 if no whole vectors |                                                    |
 // |   and many slabs; or, if no whole vectors or of up to   |                                                    |
 // |   1 KB, what no cluster has room for as columns:        | slabs.cuh, tiles of whole slabs:                   |
@@ -33,11 +33,11 @@
 //
 // Forward, where a block would hold more than 30 KB and most multiprocessors have none, slabs, and windows of no whole
 // vectors, are resident.cuh's instead. An input that is a view (its elements lie in runs) is read in place by
-// thread_columns.cuh where it has few elements in slabs of more than 2 KB, and where columns have as few steps as above
-// and a run has 128 bytes or more of a step, in whole vectors or in slabs of more than 2 KB; forward also by rows.cuh
-// and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128 bytes that are no
-// whole vectors, and the gaps between them are no longer, and by held windows of columns of 128 bytes and more. For the
-// others it is copied into the output first.
+// small_columns.cuh where it has few elements in slabs of more than 2 KB, by thread_columns.cuh where columns have as
+// few steps as above and a run has 128 bytes or more of a step, in whole vectors or in slabs of more than 2 KB; forward
+// also by rows.cuh and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128
+// bytes that are no whole vectors, and the gaps between them are no longer, and by held windows of columns of 128 bytes
+// and more. For the others it is copied into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -112,6 +112,9 @@ class SoftmaxLaunch : TileLaunch<T> {
   // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
   // (kEarlyShare), as they are short.
   static constexpr int64_t kEarlyRowBlocks = 2;
+  // Vectors of a row to a block of a cluster of 16 that has its multiprocessor alone, at most: an exchange between all
+  // blocks of the device takes longer than what more multiprocessors gain.
+  static constexpr int64_t kAloneShare = kHalf ? 4096 : 4608;
   // What a second read finds in L2, in bytes of both inputs.
   static constexpr int64_t kCachedBytes = 24 << 20;
 
@@ -258,7 +261,14 @@ class SoftmaxLaunch : TileLaunch<T> {
       cluster *= 2;
     rows_.share = static_cast<int>(share());
     if (few && share() <= most_warps * 64) return launch_blocks<2, kKind>(ceil_div(share(), 64), cluster);
-    if (cluster > 8 || share() > most_share || idle_in_clusters(share(), cluster)) return std::nullopt;
+    if (cluster > 8) {
+      if (rows_.rows * cluster > device_.multiprocessors || share() > kAloneShare) return std::nullopt;
+      if constexpr (kHalf) {
+        if (!p_.backward) return launch_blocks<4, kKind>(ceil_div(share(), 32 * 4), cluster);
+      }
+      return launch_blocks<8, kKind>(ceil_div(share(), 32 * 8), cluster);
+    }
+    if (share() > most_share || idle_in_clusters(share(), cluster)) return std::nullopt;
     return launch_blocks<kVectors, kKind>(few ? most_warps : ceil_div(share(), 32 * kVectors), cluster);
   }
 

@@ -72,11 +72,11 @@ class SoftmaxLaunchBase {
     return launch_at(true, kernel, params, grid, threads, shared);
   }
   // In clusters. Nothing where these have more than 8 blocks and the device's groups of multiprocessors have no room
-  // for one: it may be a green context, or an instance of a part of a GPU.
+  // for so many of them at once: it may be a green context, or an instance of a part of a GPU.
   template <typename Kernel, typename Params>
   std::optional<cudaError_t> launch_clusters(bool early, Kernel kernel, const Params& params, int64_t grid,
-      int64_t threads, int64_t shared, int cluster) const {
-    if (cluster > 8 && !is_possible(kernel, threads, shared, cluster)) return std::nullopt;
+      int64_t threads, int64_t shared, int cluster, int64_t at_once = 1) const {
+    if (cluster > 8 && !is_possible(kernel, threads, shared, cluster, at_once)) return std::nullopt;
     const cudaError_t error = launch_at(early, kernel, params, grid, threads, shared, cluster);
     if (error == cudaSuccess || cluster <= 8) return error;
     cudaGetLastError();
@@ -110,7 +110,7 @@ class SoftmaxLaunchBase {
   }
 
   template <typename Kernel>
-  bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster) const {
+  bool is_possible(Kernel kernel, int64_t threads, int64_t shared, int cluster, int64_t at_once) const {
     allow_shared(kernel, shared, device_.shared_per_block);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaLaunchAttribute attribute = in_clusters_of(cluster);
@@ -118,7 +118,7 @@ class SoftmaxLaunchBase {
     int clusters = 0;
     const cudaError_t error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
     if (error != cudaSuccess) cudaGetLastError();
-    return error == cudaSuccess && clusters > 0;
+    return error == cudaSuccess && clusters >= at_once;
   }
 
   template <typename Kernel, typename Params>

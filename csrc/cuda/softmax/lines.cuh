@@ -3,10 +3,32 @@
 #pragma once
 
 #include "common/any_vector.cuh"
+#include "common/ptx/global_store.cuh"
 #include "common/range.cuh"
 #include "softmax/values.cuh"
 
 namespace dcs {
+
+// A word in registers of 32 bits until its elements are used: two elements of half precision that share a register
+// would wait for each other's loads.
+template <typename T, int kVec>
+struct WordRegisters {
+  using Word = Vector<T, kVec>;
+  uint32_t words[(sizeof(Word) + 3) / 4] = {};
+
+  __device__ __forceinline__ void set(const Word& word) { memcpy(words, &word, sizeof word); }
+  __device__ __forceinline__ Word get() const {
+    Word word;
+    memcpy(&word, words, sizeof word);
+    return word;
+  }
+  __device__ __forceinline__ void load_where(bool wanted, const T* from) {
+    load_words_where(wanted, reinterpret_cast<const Word*>(from), words);
+  }
+  __device__ __forceinline__ void store_where(bool wanted, T* to) const {
+    store_words_where(wanted, reinterpret_cast<Word*>(to), words);
+  }
+};
 
 // A vector of elements, where `wanted`; the tensor ends `left` elements after its first one.
 template <typename T, int kVec>
@@ -113,15 +135,18 @@ __device__ __forceinline__ void join_apart(Part<Acc> (&parts)[kCount], int apart
   }
 }
 
-// The parts begin, begin + step ... below `end`, joined, kAtOnce at a time, whose powers do not wait for each other.
+// The parts begin, begin + step ... below `end`, joined, kAtOnce at a time, whose powers do not wait for each other;
+// nor do their loads, as none has a branch around it.
 template <bool kBackward, int kAtOnce, typename Acc, typename Load>
 __device__ __forceinline__ Part<Acc> join_every(int begin, int end, int step, const Load& load) {
   Part<Acc> part;
   for (int p = begin; p < end; p += kAtOnce * step) {
     Part<Acc> parts[1 + kAtOnce] = {part};
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (p + i * step < end) parts[i + 1] = load(p + i * step);
+    for (int i = 0; i < kAtOnce; ++i) {
+      parts[i + 1] = load(min(p + i * step, end - 1));
+      if (p + i * step >= end) parts[i + 1] = {};
+    }
     part = join_all_of<kBackward>(parts);
   }
   return part;

@@ -1,14 +1,7 @@
-// Softmax of columns in registers, one read and one write.
-//
-// Few steps: a thread takes all steps of a word of neighboring columns, or of several words, and meets no other. A word
-// is as wide as all steps of all tensors allow, down to one element, so that views and steps of any length are read in
-// place. Neighboring threads take neighboring words.
-//
-// Small tensors: a thread takes some steps of one column, `groups` apart, at any alignment and of any view. Neighboring
-// threads take neighboring columns, so that a warp's loads and stores are of neighboring elements. These are many
-// instructions, but a thread leaves one part to join, where one of vectors leaves a part for each element. Forward a
-// power is made once, relative to the largest of its thread, whose factor makes up for it. A column's threads meet in
-// shared memory, the blocks of a cluster by stores into each other's.
+// Softmax of columns of few steps in registers, one read and one write: a thread takes all steps of a word of
+// neighboring columns, or of several words, and meets no other. A word is as wide as all steps of all tensors allow,
+// down to one element, so that views and steps of any length are read in place. Neighboring threads take neighboring
+// words.
 #pragma once
 
 #include "common/ptx/dependent_launch.cuh"
@@ -16,9 +9,7 @@
 
 namespace dcs {
 
-constexpr int kColumnThreads = 256;    // of a block, at most
-constexpr int kFewStepsThreads = 128;  // of a block of few steps
-constexpr int kMostJoined = 8;         // parts that each thread of a column joins alone
+constexpr int kFewStepsThreads = 128;  // of a block
 
 // Words of a step to a thread, a warp's words apart, whose loads of all steps have at least kBytesOnTheWay together. An
 // instance of kSteps has columns of more than half as many steps.
@@ -36,16 +27,11 @@ struct SoftmaxColumns {
   const T* saved;
   T* output;
   int64_t length, inner;
-  // Few steps: strips are neighboring columns, all of an outer or, of a view whose runs are parts of a step, a run's.
-  // Words of a strip's step; strips of an outer, and of all; from a step of the input to the next one, in elements;
-  // warps of a strip, where threads have several words.
+  // Strips are neighboring columns, all of an outer or, of a view whose runs are parts of a step, a run's. Words of a
+  // strip's step; strips of an outer, and of all; from a step of the input to the next one, in elements; warps of a
+  // strip, where threads have several words.
   int64_t strip_words, outer_strips, strips, input_step;
   Divisor by_warps;
-  // Small tensors: steps of a block; windows of columns in an outer, and columns of one; threads of a column; how many
-  // of these join the others' parts before all join theirs, or 1; blocks of a window.
-  int64_t steps;
-  int windows, width, groups, joints, blocks;
-  Divisor by_windows, by_width, by_groups;
   RunIndex runs;
 };
 
@@ -79,24 +65,6 @@ __device__ __forceinline__ void finish_columns(Acc (&x)[kColumns][kSteps], const
     }
   }
 }
-
-// A word in registers of 32 bits until its elements are used: two elements of half precision that share a register
-// would wait for each other's loads.
-template <typename T, int kVec>
-struct WordRegisters {
-  using Word = Vector<T, kVec>;
-  uint32_t words[(sizeof(Word) + 3) / 4] = {};
-
-  __device__ __forceinline__ void set(const Word& word) { memcpy(words, &word, sizeof word); }
-  __device__ __forceinline__ Word get() const {
-    Word word;
-    memcpy(&word, words, sizeof word);
-    return word;
-  }
-  __device__ __forceinline__ void load_where(bool wanted, const T* from) {
-    load_words_where(wanted, reinterpret_cast<const Word*>(from), words);
-  }
-};
 
 // All steps of a word of columns, in place.
 template <bool kBackward, typename T, int kVec, int kSteps, int kSaved>
@@ -191,127 +159,6 @@ __global__ void __launch_bounds__(kFewStepsThreads)
     for (int s = 0; s < kSteps; ++s)
       if (s < length && mine.has(k))
         *reinterpret_cast<Vector<T, kVec>*>(output + s * params.inner + k * kApart) = raw[k][s].get();
-  }
-}
-
-// A thread's column of a window, and its steps.
-template <typename T>
-struct ThreadColumn {
-  using Acc = typename Types<T>::Acc;
-  static constexpr int kAtOnce = sizeof(T) == 8 ? 2 : 4;  // parts
-  const SoftmaxColumns<T>& params;
-  int column, columns;   // of the window: which one, how many
-  int group;             // which of the column's threads
-  int count;             // steps
-  int64_t first, apart;  // in elements
-
-  __device__ __forceinline__ ThreadColumn(const SoftmaxColumns<T>& of, uint32_t window, uint32_t rank) : params(of) {
-    const uint32_t outer = of.by_windows.of(window);
-    const int64_t begin = (window - outer * of.windows) * static_cast<int64_t>(of.width), step = rank * of.steps;
-    columns = static_cast<int>(min(static_cast<int64_t>(of.width), of.inner - begin));
-    group = static_cast<int>(of.by_width.of(threadIdx.x));
-    column = threadIdx.x - group * of.width;
-    const int steps = static_cast<int>(max(int64_t{0}, min(of.steps, of.length - step)));
-    count = is_there() ? static_cast<int>(of.by_groups.of(steps - group + of.groups - 1)) : 0;
-    first = (outer * of.length + step + group) * of.inner + begin + column;
-    apart = of.groups * of.inner;
-  }
-  __device__ __forceinline__ bool is_there() const { return group < params.groups && column < columns; }
-
-  template <int kSteps>
-  __device__ __forceinline__ void load(const T* tensor, T nothing, T (&raw)[kSteps]) const {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      raw[i] = nothing;
-      if (i < count) raw[i] = tensor[first + i * apart];
-    }
-  }
-  template <int kSteps>
-  __device__ __forceinline__ void load_view(T nothing, T (&raw)[kSteps]) const {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      raw[i] = nothing;
-      const int64_t at = first + i * apart;
-      if (i < count) raw[i] = params.input[at + params.runs.beyond(at)];
-    }
-  }
-
-  // The parts of the column's threads, joined; all of them get it. In shared memory at `shared`, which has room for
-  // twice as many parts as the block has threads. Threads that have no column join what another one's have left there.
-  template <bool kBackward>
-  __device__ __forceinline__ Part<Acc> join(const Part<Acc>& part, Part<Acc>* shared) const {
-    const int width = params.width, groups = params.groups, joints = params.joints;
-    if (groups == 1) return part;
-    const auto load = [&](int other) { return shared[other * width + column]; };
-    shared[threadIdx.x] = part;
-    __syncthreads();
-    if (joints == 1) return join_every<kBackward, kAtOnce, Acc>(0, groups, 1, load);
-    Part<Acc>* const joined = shared + blockDim.x;
-    if (group < joints) joined[threadIdx.x] = join_every<kBackward, kAtOnce, Acc>(group, groups, joints, load);
-    __syncthreads();
-    return join_every<kBackward, kAtOnce, Acc>(0, joints, 1, [&](int joint) { return joined[joint * width + column]; });
-  }
-
-  // The parts of a cluster's blocks, which have met in `meet_cluster`; at `exchange`, of which each has a row.
-  template <bool kBackward>
-  __device__ __forceinline__ Part<Acc> join_cluster(
-      const Part<Acc>& part, Part<Acc>* exchange, uint64_t& arrivals) const {
-    __syncwarp();
-    wait_for_cluster();
-    const int blocks = params.blocks, width = params.width;
-    Part<Acc>* const mine = exchange + cluster_rank() * width + column;
-    if (is_there()) {
-      for (int rank = group; rank < blocks; rank += params.groups) {
-        if constexpr (!kBackward) store_async_in_cluster(&mine->largest, &arrivals, rank, part.largest);
-        store_async_in_cluster(&mine->total, &arrivals, rank, part.total);
-      }
-    }
-    mbarrier_wait(&arrivals, 0);
-    return join_every<kBackward, kAtOnce, Acc>(
-        0, blocks, 1, [&](int block) { return exchange[block * width + column]; });
-  }
-};
-
-// kSteps: of a thread, at most.
-template <typename T, int kSteps, bool kBackward>
-__global__ void __launch_bounds__(kColumnThreads)
-    softmax_thread_columns_kernel(const __grid_constant__ SoftmaxColumns<T> params) {
-  using Acc = typename Types<T>::Acc;
-  extern __shared__ __align__(16) unsigned char softmax_shared[];
-  __shared__ uint64_t arrivals;
-  launch_dependents();
-  const int blocks = params.blocks;
-  const ThreadColumn<T> mine(params, blocks > 1 ? cluster_index() : blockIdx.x, blocks > 1 ? cluster_rank() : 0);
-  griddepcontrol_wait();
-  const T nothing = cast<T>(kBackward ? Acc(0) : Acc(-INFINITY));
-  T raw[kSteps], saved[kBackward ? kSteps : 1];
-  if (params.runs.span > 0) mine.load_view(nothing, raw);
-  else mine.load(params.input, nothing, raw);
-  if constexpr (kBackward) mine.load(params.saved, nothing, saved);
-  if (blocks > 1)
-    meet_cluster(arrivals, blocks * mine.columns * static_cast<int>(kBackward ? sizeof(Acc) : sizeof(Part<Acc>)));
-
-  Acc x[kSteps], y[kSteps];
-  Part<Acc> part;
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    x[i] = cast<Acc>(raw[i]);
-    if constexpr (kBackward) part.total += x[i] * (y[i] = cast<Acc>(saved[i]));
-    else part.largest = larger(part.largest, x[i]);
-  }
-  if constexpr (!kBackward) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) part.total += x[i] = shifted_power(x[i], part.largest);
-  }
-
-  Part<Acc>* const shared = reinterpret_cast<Part<Acc>*>(softmax_shared);
-  Part<Acc> joined = mine.template join<kBackward>(part, shared);
-  if (blocks > 1) joined = mine.template join_cluster<kBackward>(joined, shared + 2 * blockDim.x, arrivals);
-  const Acc factor = kBackward ? Acc(1) : shifted_power(part.largest, joined.largest) * inverse(joined.total);
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const Acc value = kBackward ? (x[i] - joined.total) * y[i] : x[i] * factor;
-    if (i < mine.count) params.output[mine.first + i * mine.apart] = cast<T>(value);
   }
 }
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ double larger(double largest, double x) { return x > 
 // Starts from the lowest finite number: -inf beside it is a power of 0, not NaN, and a row of nothing else has the sum
 // 0.
 template <typename Acc>
-struct Part {
+struct alignas(2 * sizeof(Acc)) Part {
   Acc largest = kLowest<Acc>;
   Acc total = 0;
 };
@@ -54,6 +54,21 @@ __device__ __forceinline__ void meet_cluster(uint64_t& arrivals, int bytes) {
   if (threadIdx.x == 0) init_transaction_barrier(&arrivals, bytes);
   __syncwarp();
   arrive_in_cluster_relaxed();
+}
+
+// Stores a part where block `rank` has what this block has at `to`; backward its sum alone. A part of floats goes as
+// one word.
+template <bool kBackward, typename Acc>
+__device__ __forceinline__ void send_part(
+    const Part<Acc>& to, const uint64_t& arrivals, uint32_t rank, const Part<Acc>& part) {
+  if constexpr (!kBackward && sizeof(part) == sizeof(double)) {
+    double word;
+    memcpy(&word, &part, sizeof word);
+    store_async_in_cluster(reinterpret_cast<const double*>(&to), &arrivals, rank, word);
+  } else {
+    if constexpr (!kBackward) store_async_in_cluster(&to.largest, &arrivals, rank, part.largest);
+    store_async_in_cluster(&to.total, &arrivals, rank, part.total);
+  }
 }
 
 // All lanes get the largest, or the sum, over groups of `width` neighboring lanes.
@@ -123,11 +138,8 @@ __device__ __forceinline__ Part<Acc> join_cluster(Part<Acc> part, int blocks, Cl
   if (blocks == 1) return part;
   const int lane = threadIdx.x % 32;
   wait_for_cluster();
-  if (threadIdx.x < 32 && lane < blocks) {
-    const uint32_t rank = cluster_rank();
-    store_async_in_cluster(&exchange.parts[rank].largest, &exchange.arrivals, lane, part.largest);
-    store_async_in_cluster(&exchange.parts[rank].total, &exchange.arrivals, lane, part.total);
-  }
+  if (threadIdx.x < 32 && lane < blocks)
+    send_part<false>(exchange.parts[cluster_rank()], exchange.arrivals, lane, part);
   mbarrier_wait(&exchange.arrivals, 0);
   return join_lanes<kBackward>(lane < blocks ? exchange.parts[lane] : Part<Acc>{});
 }
