@@ -31,7 +31,8 @@ pytestmark = pytest.mark.skipif(
 def test_rows(shape: tuple[int, int], dtype: torch.dtype, kernel: str) -> None:
     rewards, values = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
     terminated = torch.rand(shape, device="cuda") < 0.01
-    launched = launched_kernels(lambda: gae(rewards, values, terminated=terminated, time_dim=1))
+    last = torch.randn(shape[0], device="cuda", dtype=dtype)
+    launched = launched_kernels(lambda: gae(rewards, values, bootstrap_value=last, terminated=terminated, time_dim=1))
     assert launched[kernel] == 1, launched
 
 

@@ -169,7 +169,7 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (30_000, 7), dtype, "step", backward=True),
             Problem("small_columns_kernel", (70_001, 11), dtype, reset=True),
             Problem("small_columns_kernel", (40_000, 9), dtype, "row", reset=True, initial=True, backward=True),
-            Problem("resident_columns_kernel", (90_000, 7), dtype, "step", backward=True),
+            Problem("resident_columns_kernel", (200_000, 7), dtype, "step", backward=True),
             # Each stage in shared memory is used again; warps that pass carries on have one, two and four columns.
             Problem("stream_columns_kernel", (1_500_000 * full // 4, 7), dtype),
             Problem("stream_columns_kernel", (800_003 * full // 4, 13), dtype, initial=True),
