@@ -40,7 +40,7 @@ class Trial : public trials::RolloutTrial<T> {
 
   // As many of a thread as it is not planned to have, if there is a kernel for them, and other blocks.
   void use_other_steps(const DeviceLimits& device) {
-    const int fewest = small_returns_fewest(sizeof(T), p.rhos.data), most = small_returns_most(sizeof(T), p.rhos.data);
+    const int fewest = small_returns_fewest(sizeof(T), p.rhos.data), most = small_returns_most(p.rhos.data);
     const int steps = plan.steps == fewest ? most : fewest;
     const SmallRowsLimits limits{
         1 + c.seed / 2 % 8, 8 << c.seed / 16 % 2, kSmallReturnsWarps, kMostSmallReturnsTileWarps, 2};

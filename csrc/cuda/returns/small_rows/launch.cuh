@@ -14,7 +14,7 @@ template <typename T, typename Launch>
 auto in_small_returns_form(const ReturnsProblem& problem, const SmallReturnsPlan& plan, const Launch& launch) {
   const auto in = [&](auto form) {
     constexpr bool kRatios = has_factors(form());
-    constexpr int kFewest = small_returns_fewest(sizeof(T), kRatios), kMost = small_returns_most(sizeof(T), kRatios);
+    constexpr int kFewest = small_returns_fewest(sizeof(T), kRatios), kMost = small_returns_most(kRatios);
     if (plan.steps == kFewest) return launch(form, std::integral_constant<int, kFewest>());
     return launch(form, std::integral_constant<int, kMost>());
   };

@@ -12,12 +12,11 @@ namespace dcs {
 
 // Steps of a thread: as few as these where the GPU has room for all threads, else as many as those. A kernel each.
 constexpr int small_returns_fewest(int64_t bytes, bool has_ratios) { return bytes == 2 && !has_ratios ? 8 : 4; }
-constexpr int small_returns_most(int64_t, bool has_ratios) { return has_ratios ? 4 : 8; }
+constexpr int small_returns_most(bool has_ratios) { return has_ratios ? 4 : 8; }
 // Warps of a block, for which a multiprocessor has registers; where a block takes several rows, at least and at most;
-// blocks of a multiprocessor that rows are shared out over. How many halves of the GPU may be full of blocks.
+// blocks of a multiprocessor that rows are shared out over.
 constexpr int kSmallReturnsWarps = 32;
 constexpr int64_t kFewestSmallReturnsWarps = 4, kMostSmallReturnsTileWarps = 16, kSmallReturnsBlocks = 2;
-constexpr int64_t kSmallReturnsHalves = 2;
 
 struct SmallReturnsPlan : SmallRowsPlan {
   int steps;  // of a thread
@@ -41,14 +40,14 @@ inline std::optional<SmallReturnsPlan> plan_small_returns(const ReturnsProblem& 
   if (!all_near) return std::nullopt;
   const int64_t bytes = bytes_of(p.dtype);
   const bool has_ratios = p.rhos.data;
-  for (const int steps : {small_returns_fewest(bytes, has_ratios), small_returns_most(bytes, has_ratios)}) {
+  for (const int steps : {small_returns_fewest(bytes, has_ratios), small_returns_most(has_ratios)}) {
     // Blocks of more rows leave fewer threads without a step of their own.
     for (const int64_t least : {kFewestSmallReturnsWarps, kMostSmallReturnsTileWarps}) {
-      // Of rows of more than a cluster of such blocks blocks that leave each other words (flat rows) are faster.
+      // Rows that are longer than a cluster of such blocks holds take less time as flat rows.
       const SmallRowsLimits limits{
           least, kMostSmallReturnsTileWarps, kSmallReturnsWarps, kMostSmallReturnsTileWarps, kSmallReturnsBlocks};
       const auto rows = share_small_rows(p.rows(), p.length, steps, limits, device);
-      if (!rows || !are_at_once(*rows, p.rows(), limits, device, kSmallReturnsHalves)) continue;
+      if (!rows || !are_at_once(*rows, p.rows(), limits, device)) continue;
       SmallReturnsPlan plan{*rows, steps};
       plan.dependent = device.cluster > 0 && plan.blocks <= kDependentBlocks * device.multiprocessors;
       return plan;
