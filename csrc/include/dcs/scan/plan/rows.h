@@ -74,13 +74,7 @@ inline bool are_at_once(const SmallRowsPlan& plan, int64_t rows, const SmallRows
   return rows <= slots * (kMostRowCluster * room / plan.cluster);
 }
 
-// Whether an operand's offsets are numbers of 31 bits; whether rows lie equally far apart in one that has an element
-// for every step.
-template <typename Problem>
-bool is_near(const Problem& p, const Strides& s) {
-  return (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time) <
-      int64_t{1} << 30;
-}
+// Whether rows lie equally far apart in an operand that has an element for every step.
 template <typename Problem>
 bool has_pitch(const Problem& p, const Strides& s) {
   return p.inner == 1 || p.outer == 1 || s.outer == p.inner * s.inner;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 
 #include "dcs/scan/plan/kernel_plans.h"
@@ -39,14 +38,10 @@ inline int small_column_steps(const ScanProblem& p) {
 // nothing is small. At most `most_blocks` have time together.
 inline bool plan_small_span(SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device, int most_steps,
     int64_t most_warps, int64_t most_blocks) {
-  // Offsets in operands are numbers of 31 bits.
-  const auto is_near = [&](const void* pointer, const Strides& s, int64_t = 0) {
-    const int64_t last =
-        (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time);
-    return !pointer || last < int64_t{1} << 30;
-  };
-  if (p.rows() >= int64_t{1} << 30 || !is_near(p.initial, p.initial_strides) || !is_near(p.gamma, p.gamma_strides) ||
-      !is_near(p.grad_gamma, p.grad_gamma_strides) || !all_operands(p, is_near))
+  const auto lies_near = [&](const void* pointer, const Strides& s, int64_t = 0) { return !pointer || is_near(p, s); };
+  if (p.rows() >= int64_t{1} << 30 || !lies_near(p.initial, p.initial_strides) ||
+      !lies_near(p.gamma, p.gamma_strides) || !lies_near(p.grad_gamma, p.grad_gamma_strides) ||
+      !all_operands(p, lies_near))
     return false;
   const int64_t bytes = bytes_of(p.dtype);
   const bool wide = p.outer * ceil_div(p.inner, kSmallSpan) >= device.multiprocessors;

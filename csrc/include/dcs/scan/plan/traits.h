@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 
 #include "dcs/limits.h"
 #include "dcs/scan/problem.h"
@@ -93,6 +94,13 @@ inline bool has_tiny_rows(const ScanProblem& p) {
   if (p.length * bytes_of(p.dtype) >= 16) return false;
   const bool sums = p.backward && p.gamma_kind != GammaKind::kStep;
   return !has_one_gamma(p) || p.initial || sums || has_gaps_between_tiny_rows(p);
+}
+
+// Whether an operand's offsets are numbers of 31 bits.
+template <typename Problem>
+bool is_near(const Problem& p, const Strides& s) {
+  return (p.outer - 1) * std::abs(s.outer) + (p.inner - 1) * std::abs(s.inner) + (p.length - 1) * std::abs(s.time) <
+      int64_t{1} << 30;
 }
 
 // An outer row's steps lie one behind the other, each with all of its columns.

@@ -141,8 +141,8 @@ constexpr int small_column_ranges(bool step, bool backward) { return 1 + (step ?
 constexpr int kSmallSpan = 16;
 constexpr int kSmallLevels = 5;  // doublings from a lane to all of a warp, at most
 constexpr int64_t kLongestSmallColumn = 16384;
-// Blocks that leave each other words, at most: a lane of a warp reads five. Of up to so many columns, 180 random
-// problems of 1e5 to 3e6 elements take 0.90 of resident columns' time on an H200; of more it was not measured.
+// Blocks that leave each other words, at most: a lane of a warp reads five. Of up to so many columns, 60 random
+// problems of 1e5 to 3e6 elements take 0.89 of resident columns' time on an H200; of more it was not measured.
 constexpr int64_t kMostSmallSharers = 160, kMostSharedColumns = 48;
 // Words of shared memory from a warp's step to the next; bytes of it that blocks have in any case, at most.
 constexpr int kSmallPitch = 33, kSmallColumnsStatics = 20 << 10;
