@@ -11,7 +11,7 @@ namespace {
 
 using namespace dcs;
 
-enum class Lie { kDense, kPadded, kMoved, kSpread, kOneOuter, kOneStep };  // how an operand lies in memory
+enum class Lie { kDense, kPadded, kMoved, kSpread, kOneOuter, kOneStep, kApart };  // how an operand lies in memory
 
 struct Case {
   int64_t outer, length, inner;
@@ -22,6 +22,7 @@ struct Case {
   bool small;      // by the kernel of small scans
   bool sharing;    // by blocks of it that leave each other words
   bool stream;     // by the kernel of long scans of few columns
+  bool parted;     // by threads with parts of the steps of few columns that are staged
   bool infinite;   // a value of the input is, and a gate is no number
   bool odd_rows;   // gammas of rows are any numbers, or none
   Lie lies[5];     // of the input, the output, the gates, the saved output, the resets
@@ -64,6 +65,28 @@ void draw_stream(Case& c, std::mt19937& random) {
   constexpr Lie kLies[] = {Lie::kDense, Lie::kMoved, Lie::kPadded};
   c.lies[0] = c.inner > 4 ? Lie::kDense : kLies[random() % 3];
   c.lies[1] = c.inner > 4 || one_in(2) ? Lie::kDense : Lie::kMoved;
+}
+
+// Few neighbors of a few outer rows a multiprocessor: of few steps and of several pieces of them, of one warp a column
+// and more, also where shared memory has room for little.
+void draw_parted(Case& c, std::mt19937& random) {
+  const auto one_in = [&](unsigned n) { return random() % n == 0; };
+  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
+  c.parted = true;
+  c.small = c.sharing = c.stream = c.tiny_rows = c.backward = false;
+  if (c.kind == GammaKind::kStep) c.kind = one_in(2) ? GammaKind::kNumber : GammaKind::kRow;
+  if (c.gamma == -1.2) c.gamma = 1.001;
+  c.odd_rows = one_in(4);
+  c.initial = one_in(3) && !c.shifted;
+  const bool is_long = one_in(3);
+  c.outer = 1 + up_to(is_long ? 6 : 60);
+  c.inner = 1 + up_to(one_in(2) ? 4 : 30);
+  c.length = is_long ? up_to(6000) : one_in(4) ? up_to(60) : up_to(700);
+  c.multiprocessors = static_cast<int>(one_in(2) ? 1 : up_to(is_long ? 20 : 4));
+  c.shared = one_in(2) ? 227 << 10 : static_cast<int>(30 + random() % 70) << 10;
+  constexpr Lie kLies[] = {Lie::kDense, Lie::kDense, Lie::kMoved, Lie::kApart};
+  for (Lie& lie : c.lies) lie = kLies[random() % 4];
+  if (one_in(8)) c.lies[0] = Lie::kOneOuter;
 }
 
 Case draw(std::mt19937& random) {
@@ -125,7 +148,8 @@ Case draw(std::mt19937& random) {
   if (c.small) c.multiprocessors = static_cast<int>(one_in(3) ? 132 : kClusterMultiprocessors * up_to(3));
   c.cluster = one_in(2) ? 16 : one_in(2) ? 8 : c.small && one_in(2) ? 2 : 0;  // of 2: of many warps
   c.shared = 227 << 10;
-  if (one_in(4)) draw_stream(c, random);
+  if (one_in(6)) draw_parted(c, random);
+  else if (one_in(4)) draw_stream(c, random);
   else if (one_in(4)) draw_sharing(c, random);
   c.infinite = !c.backward && one_in(4);
   c.seed = random();

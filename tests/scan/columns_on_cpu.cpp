@@ -20,7 +20,8 @@ class Operand {
   Operand(const Case& c, Lie lie, std::mt19937& random)
       : strides(strides_of(c, lie, random)),
         extent_((c.outer - 1) * strides.outer + (c.length - 1) * strides.time + (c.inner - 1) * strides.inner + 1),
-        memory_(extent_ * kBytes, lie == Lie::kPadded || lie == Lie::kMoved ? random() % 9 * kBytes : 0, random() % 2,
+        memory_(extent_ * kBytes,
+            lie == Lie::kPadded || lie == Lie::kMoved || lie == Lie::kApart ? random() % 9 * kBytes : 0, random() % 2,
             lie == Lie::kDense),
         data(reinterpret_cast<T*>(memory_.data)) {}
   T& at(int64_t o, int64_t t, int64_t i) const {
@@ -53,6 +54,7 @@ class Operand {
     Strides strides{c.length * pitch, pitch, apart};
     if (c.tiny_rows) strides = {c.inner * pitch, apart, pitch};
     if (lie == Lie::kOneOuter) strides.outer = 0;
+    if (lie == Lie::kApart) strides.outer += 1 + static_cast<int64_t>(random() % 20);
     if (lie == Lie::kOneStep) strides.outer = strides.time = 0;
     return strides;
   }
@@ -108,9 +110,11 @@ class Trial {
     if (c.stream && !stream) return true;
     if (c.small) small = c.sharing ? plan_shared_columns(p, device) : plan_small_columns(p, device);
     if (c.small && !small) return true;
-    if (!small && !stream && c.seed % 4)
+    if (c.parted && columns_are_staged(p)) staged = fit_staged_parts(p, device);
+    if (c.parted && !staged) return true;
+    if (!small && !stream && !staged && c.seed % 4)
       few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
-    if (!small && !stream && !few && c.seed % 3) staged = plan_staged_columns(p, device);
+    if (!small && !stream && !few && !staged && c.seed % 3) staged = plan_staged_columns(p, device);
     if (!small && !stream && !few && !staged) serial = plan_serial_columns(p, device);
     if (!small && !stream && !few && !staged && !serial) resident = plan_resident_columns(p, device);
     const int64_t parts = resident ? resident->tiles : small ? small->sharers : 1;
@@ -181,8 +185,9 @@ class Trial {
     }
     if (staged) {
       const StagedColumnsParams params{p, *staged};
-      return emulation::launch(staged->blocks, kStagedThreads, staged->shared_bytes, false, c.seed,
-          [&] { staged_columns_kernel<T>(params); });
+      const auto kernel = staged->part_steps > 0 ? staged_parts_kernel<T> : staged_columns_kernel<T>;
+      return emulation::launch(
+          staged->blocks, staged->threads, staged->shared_bytes, false, c.seed, [&] { kernel(params); });
     }
     const auto run_serial = [&](auto unit) {
       const auto kernel = p.reset ? serial_columns_kernel<T, kStep, kBackward, unit(), true>
@@ -259,6 +264,9 @@ class Trial {
         c.shifted, c.backward, c.seed, resident.has_value(), resident && resident->flat,
         resident ? 1 << resident->read_bits : 0, resident ? resident->span : 0, resident ? resident->parts : 0,
         resident ? resident->part_steps : 0, resident ? resident->tiles : 0);
+    if (staged)
+      printf("staged: %d slabs of %d steps, %d threads, %d parts of %d steps, teams of %d\n", staged->slabs,
+          staged->steps, staged->threads, staged->team << staged->fan_bits, staged->part_steps, staged->team);
     if (small)
       printf("small: flat %d, span %d of %ld, %d steps, %d warps, clusters of %d, %d sharers\n", small->flat,
           small->span, small->spans, small->steps, small->warps, small->cluster, small->sharers);

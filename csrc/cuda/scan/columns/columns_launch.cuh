@@ -11,6 +11,7 @@
 #include "scan/columns/small_columns.cuh"
 #include "scan/columns/serial_columns.cuh"
 #include "scan/columns/staged_columns.cuh"
+#include "scan/columns/staged_parts.cuh"
 #include "scan/columns/stream_columns.cuh"
 #include "dcs/scan/forms.h"
 #include "dcs/scan/plan/powers.h"
@@ -35,10 +36,10 @@ cudaError_t launch_serial_columns(const ScanProblem& problem, const SerialColumn
 
 template <typename T>
 cudaError_t launch_staged_columns(const ScanProblem& problem, const StagedColumnsPlan& plan, cudaStream_t stream) {
-  const auto kernel = staged_columns_kernel<T>;
+  const auto kernel = plan.part_steps > 0 ? staged_parts_kernel<T> : staged_columns_kernel<T>;
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared);
   if (error != cudaSuccess) return error;
-  return launch_dependent(kernel, plan.dependent, plan.blocks, kStagedThreads, plan.shared_bytes, stream,
+  return launch_dependent(kernel, plan.dependent, plan.blocks, plan.threads, plan.shared_bytes, stream,
       StagedColumnsParams{problem, plan});
 }
 

@@ -10,9 +10,23 @@
 
 namespace dcs {
 
+// A number gamma's power over so many steps, right to the last digit: by squares it would be off by as many roundings
+// as there are steps.
+inline double number_over(const ScanProblem& problem, int steps) {
+  return bounded(std::pow(problem.gamma_value, steps), problem.gamma_value);
+}
+
 struct StagedColumnsParams {
   ScanProblem problem;
   StagedColumnsPlan plan;
+  double over_part;  // the power of a number gamma
+
+  StagedColumnsParams(const ScanProblem& of, const StagedColumnsPlan& by)
+      : problem(of), plan(by), over_part(by.part_steps > 0 ? number_over(of, by.part_steps) : 0.0) {}
+  __device__ __forceinline__ double over_part_of(double gamma) const {
+    if (problem.gamma_kind == GammaKind::kNumber) return over_part;
+    return whole_power(gamma, static_cast<unsigned>(plan.part_steps));
+  }
 };
 
 struct StreamColumnsParams {
@@ -24,10 +38,8 @@ struct StreamColumnsParams {
 
   StreamColumnsParams(const ScanProblem& of, const StreamColumnsPlan& by, void* words, const CallTag& call)
       : problem(of), plan(by), workspace(words), tag(call) {
-    // Right to the last digit: by squares they would be off by as many roundings as there are steps.
-    const auto power = [&](int steps) { return bounded(std::pow(of.gamma_value, steps), of.gamma_value); };
-    over_part = power(by.part_steps);
-    over_tile = power(by.part_steps * by.parts);
+    over_part = number_over(of, by.part_steps);
+    over_tile = number_over(of, by.part_steps * by.parts);
   }
   __device__ __forceinline__ double over_part_of(double gamma) const {
     if (problem.gamma_kind == GammaKind::kNumber) return over_part;

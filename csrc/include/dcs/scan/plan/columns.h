@@ -68,36 +68,6 @@ inline bool serial_columns_outrun_blocks(const ScanProblem& p, const DeviceLimit
   return p.rows() / (pairs ? 2 : 1) >= least * device.multiprocessors;
 }
 
-// Few neighboring columns of many outer rows, of one gamma or one a column: threads that read a column each would fetch
-// a sector for a few bytes.
-inline std::optional<StagedColumnsPlan> plan_staged_columns(const ScanProblem& p, const DeviceLimits& device) {
-  const int64_t bytes = bytes_of(p.dtype), row_bytes = p.inner * bytes;
-  if (is_windowed(p) || !is_floating(p.dtype) || p.gamma_kind == GammaKind::kStep || p.backward ||
-      (p.shifted && p.initial) || p.inner < 2 || p.outer < 2 || p.length < kFewestStagedSteps ||
-      row_bytes >= kMostStagedRow || row_bytes % kSector == 0 || p.rows() < kStagedColumns * device.multiprocessors ||
-      !steps_are_dense(p, p.input_strides) || !steps_are_dense(p, p.output_strides) ||
-      (p.reset && !steps_are_dense(p, p.reset_strides)))
-    return std::nullopt;
-  StagedColumnsPlan plan{};
-  plan.steps = static_cast<int>(std::min(p.length, kStagedBytes / bytes));
-  // Slabs begin in other banks than those before, as far apart as a step's columns reach. What is smaller than a word
-  // may lie behind a whole one.
-  const auto words_of = [&](int64_t size) {
-    return ceil_div(plan.steps * p.inner * size + (size < 4 ? 4 - size : 0), 4);
-  };
-  const int64_t elements = words_of(bytes);
-  int64_t words = elements + (p.reset ? words_of(1) : 0);
-  while (words % 32 != ceil_div(row_bytes, 4)) ++words;
-  plan.operand_bytes = static_cast<int>(4 * elements);
-  plan.slab_bytes = static_cast<int>(4 * words);
-  plan.slabs = static_cast<int>(std::min(p.outer, kStagedThreads / p.inner));
-  plan.shared_bytes = int64_t{kStagedBuffers} * plan.slabs * plan.slab_bytes;
-  plan.most_shared = device.shared_bytes;
-  plan.blocks = ceil_div(p.outer, plan.slabs);
-  plan.dependent = plan.blocks <= device.dependent_blocks(p);
-  return plan.shared_bytes <= device.shared_bytes ? std::optional<StagedColumnsPlan>(plan) : std::nullopt;
-}
-
 // Columns of few steps, too.
 inline std::optional<SerialColumnsPlan> plan_serial_columns(const ScanProblem& p, const DeviceLimits& device) {
   if (p.length > kFewSerialSteps && !serial_columns_fill(p, device)) return std::nullopt;

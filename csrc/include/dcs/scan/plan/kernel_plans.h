@@ -95,11 +95,18 @@ struct SerialColumnsPlan {
   bool dependent;  // may begin as the launch before it ends
 };
 // A block takes the columns of some outer rows, of which it stages some steps at a time in shared memory; a thread
-// takes all steps of its column (columns/staged_columns.cuh).
+// takes all steps of its column (columns/staged_columns.cuh), or a part of those that are staged
+// (columns/staged_parts.cuh).
 struct StagedColumnsPlan {
   int slabs;                      // outer rows of a block
   int steps;                      // that are staged at a time
   int operand_bytes, slab_bytes;  // of shared memory for a slab's elements; with its flags
+  int threads;                    // of a block
+  int part_steps;                 // of a thread; 0: all
+  int fan_bits, team;             // 2^these lanes of so many warps have a column's parts
+  int slab_threads;               // that copy a slab
+  bool flat;                      // a block's slabs are one contiguous range, in shared memory too
+  int teams_at;                   // in shared memory, of what the warps of a team leave each other
   int64_t blocks, shared_bytes;
   int most_shared;  // bytes that one block can have
   bool dependent;   // may begin as the launch before it ends

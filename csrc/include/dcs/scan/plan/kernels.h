@@ -11,6 +11,7 @@
 #include "dcs/scan/plan/columns.h"
 #include "dcs/scan/plan/small_columns.h"
 #include "dcs/scan/plan/rows.h"
+#include "dcs/scan/plan/staged_columns.h"
 #include "dcs/scan/plan/stream_columns.h"
 #include "dcs/scan/plan/windows.h"
 
@@ -41,6 +42,7 @@ constexpr Candidate kCandidates[] = {
     {"few_steps", "columns of at most 4 steps, or rows of less than 16 bytes with numbers of their own or gaps",
         plan_by<plan_few_steps<kFewestSteps>>},
     {"staged_columns", "columns of few neighbors that fill the GPU", plan_by<plan_staged_columns>},
+    {"staged_columns", "fewer of them, of a few outer rows a multiprocessor", plan_by<plan_staged_parts>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
     {"small_rows", "contiguous rows of few elements in all, that fit into a block or a cluster",

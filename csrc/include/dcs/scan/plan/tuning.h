@@ -152,6 +152,13 @@ constexpr int kSmallPitch = 33, kSmallColumnsStatics = 20 << 10;
 // multiprocessor.
 constexpr int kStagedThreads = 128, kStagedBytes = 128, kStagedBuffers = 2;
 constexpr int64_t kMostStagedRow = 64, kFewestStagedSteps = 24, kStagedColumns = 288;
+// Of fewer columns, in parts (columns/staged_parts.cuh): steps, and outer rows a multiprocessor, at least; threads of a
+// block, at most and where columns are many; those that a multiprocessor has registers for at once; bytes of shared
+// memory that each of these has for its part, with the next one; steps of a part, at least; times as many threads,
+// where there are rounds of blocks.
+constexpr int64_t kFewestPartedSteps = 64, kPartedRows = 2;
+constexpr int kMostPartedThreads = 1024, kUsualPartedThreads = 128, kPartedThreads = 1024;
+constexpr int64_t kPartedBytes = 224, kFewestPartSteps = 16, kPartedRounds = 4;
 // Long scans of few columns (columns/stream_columns.cuh): warps of a block that scan, that pass carries on, beside the
 // one that copies; tiles whose totals a block knows before it finishes one; tiles in its shared memory, at most and at
 // least; blocks of a group, where many share an outer row, and of that at most; columns, and bytes of a step; bytes
