@@ -269,6 +269,22 @@ Case together_case(int index, std::mt19937& random) {
 }
 constexpr int kTogetherCount = 36;
 
+// Columns of more steps than a cluster holds: windows of them, a third in views of padded steps, or slabs of which
+// each block joins some columns.
+Case long_windows_case(std::mt19937& random) {
+  const bool is_slab = random() % 4 == 0;
+  const int64_t unit = random() % 3 ? 1 : 8,
+                inner = (is_slab ? 90 + random() % 160 : 257 + random() % (random() % 2 ? 64 : 500)) / unit * unit,
+                length = (130'000 + random() % 150'000) / inner, outer = random() % 3 ? 1 : 2;
+  Case c{outer, length, inner, random() % 2 == 0, random() % 4 == 0, random() % 2 == 0, random() % 3 ? 12 : 9, 1,
+      is_slab || random() % 3 == 0 ? 200 : 100, 0, 0, 0};
+  if (random() % 3) return c;
+  c.in_place = false, c.backward = random() % 4 == 0;
+  c.run = inner, c.gap = random() % 20, c.offset = random() % 2 ? 0 : random() % 9;
+  return c;
+}
+constexpr int kLongWindowsCount = 40;
+
 // Few long columns of few elements, of which a block, or a cluster, has some or one.
 Case narrow_case(std::mt19937& random) {
   const int64_t inner = 2 + random() % 39, length = 300 + random() % (300'000 / static_cast<uint64_t>(inner));
@@ -328,7 +344,8 @@ int main(int count, char** arguments) {
   const auto draw_or_take = [](int i, std::mt19937& random) {
     if (i < kLongCount) return long_case(i, random);
     if ((i -= kLongCount) < kTogetherCount) return together_case(i, random);
-    if ((i -= kTogetherCount) < kNarrowCount) return narrow_case(random);
+    if ((i -= kTogetherCount) < kLongWindowsCount) return long_windows_case(random);
+    if ((i -= kLongWindowsCount) < kNarrowCount) return narrow_case(random);
     if ((i -= kNarrowCount) < kFewRowsCount) return few_rows_case(random);
     if ((i -= kFewRowsCount) < kSmallCount) return small_case(random);
     if ((i -= kSmallCount) < kFewStepsCount) return few_steps_case(random);

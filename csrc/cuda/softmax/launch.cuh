@@ -80,6 +80,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::run_small;
   using Base::run_together;
   using Base::run_windows;
+  using Base::run_windows_together;
   using Base::slab;
   using Base::slab_unit;
   using Base::stream_;
@@ -130,7 +131,9 @@ class SoftmaxLaunch : TileLaunch<T> {
     if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
     if (p_.inner > 1) {
       const bool is_narrow = p_.inner * kSize < kNarrowBytes || is_packed_slab();
-      return is_narrow ? std::nullopt : run_windows();
+      if (is_narrow) return std::nullopt;
+      const std::optional<cudaError_t> error = run_windows();
+      return error ? error : run_windows_together();
     }
     if (is_packed_row()) return std::nullopt;
     set_rows();

@@ -10,8 +10,16 @@
 
 namespace dcs {
 
-// Parts of a group's blocks, at most, which each of its blocks reads.
+// Parts of a group's blocks, at most, which each of its blocks reads. Of more, a block joins some of the columns, and
+// all read the joined ones: two exchanges, but few words.
 constexpr int64_t kMostGroupParts = 1024;
+__host__ __device__ constexpr bool joins_at_once(int64_t blocks, int64_t columns) {
+  return columns == 1 || blocks * columns <= kMostGroupParts;
+}
+// Words of a tile: (blocks, columns) at once, else (columns, blocks) and the joined ones.
+__host__ __device__ constexpr int64_t group_words(int64_t blocks, int64_t columns) {
+  return blocks * columns + (joins_at_once(blocks, columns) ? 0 : columns);
+}
 
 // A part in global memory, and beside each word of it which launch wrote it.
 template <typename Acc>
@@ -78,8 +86,9 @@ template <bool kBackward, typename Acc, typename Lines>
 __device__ __forceinline__ const Part<Acc>* join_blocks(
     const Lines& lines, Part<Acc>* of_block, int rank, int blocks, PartWords<Acc>* words, uint64_t tag) {
   const int columns = lines.columns;
+  const bool at_once = joins_at_once(blocks, columns);
   for (int column = threadIdx.x; column < columns; column += blockDim.x)
-    words[rank * columns + column].publish(of_block[lines.slot(column)], tag);
+    words[at_once ? rank * columns + column : column * blocks + rank].publish(of_block[lines.slot(column)], tag);
   Part<Acc>* const joined = of_block + lines.slot(columns);
   if (columns == 1) {
     Part<Acc> part;
@@ -90,15 +99,32 @@ __device__ __forceinline__ const Part<Acc>* join_blocks(
     return joined;
   }
   Part<Acc>* const exchange = joined + lines.slot(columns);
-  await_parts(words, blocks * columns, tag, [&](int index, Part<Acc> part) { exchange[index] = part; });
-  __syncthreads();
-  join_rows<kBackward, Acc>(
-      blocks, columns, [&](int block, int column) { return exchange[block * columns + column]; },
-      [&](int column, Part<Acc> part) { joined[lines.slot(column)] = part; });
+  const auto take = [&](int index, Part<Acc> part) { exchange[index] = part; };
+  if (at_once) {
+    await_parts(words, blocks * columns, tag, take);
+    __syncthreads();
+    join_rows<kBackward, Acc>(
+        blocks, columns, [&](int block, int column) { return exchange[block * columns + column]; },
+        [&](int column, Part<Acc> part) { joined[lines.slot(column)] = part; });
+  } else {
+    const int each = (columns + blocks - 1) / blocks, first = min(rank * each, columns),
+              mine = min(each, columns - first);
+    PartWords<Acc>* const of_group = words + columns * blocks;
+    await_parts(words + first * blocks, mine * blocks, tag, take);
+    __syncthreads();
+    join_rows<kBackward, Acc>(
+        blocks, mine, [&](int block, int column) { return exchange[column * blocks + block]; },
+        [&](int column, Part<Acc> part) { of_group[first + column].publish(part, tag); });
+    await_parts(of_group, columns, tag, [&](int column, Part<Acc> part) { joined[lines.slot(column)] = part; });
+  }
   __syncthreads();
   return joined;
 }
-inline int64_t group_exchange_parts(int64_t columns) { return columns == 1 ? 1 : columns + kMostGroupParts; }
+// Parts of an exchange.
+inline int64_t group_exchange_parts(int64_t columns, int64_t blocks) {
+  if (columns == 1) return 0;
+  return joins_at_once(blocks, columns) ? blocks * columns : blocks + columns;
+}
 
 template <typename T, bool kBackward, template <typename> class Lines>
 __global__ void __launch_bounds__(kTileThreads, 3)
@@ -110,14 +136,15 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   if (threadIdx.x == 0) tag = tag_of_launch(params.tag);
   const int blocks = static_cast<int>(params.chunks), groups = gridDim.x / blocks, group = blockIdx.x / blocks,
             rank = blockIdx.x - group * blocks;
-  for (int64_t tile = group; tile < params.outer; tile += groups) {
+  for (int64_t tile = group; tile < params.tiles; tile += groups) {
     const Lines<T> lines(params, tile, rank);
     const Vectors vectors(params, lines, softmax_shared);
     vectors.load();
     Part<Acc> parts[Vectors::kVec];
     vectors.add(parts);
     Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
-    PartWords<Acc>* const words = static_cast<PartWords<Acc>*>(params.words) + tile * blocks * lines.columns;
+    PartWords<Acc>* const words =
+        static_cast<PartWords<Acc>*>(params.words) + tile * group_words(blocks, lines.columns);
     const Part<Acc>* const joined = join_blocks<kBackward>(lines, of_block, rank, blocks, words, tag);
     lines.take(joined, parts);
     invert_totals<kBackward>(parts);

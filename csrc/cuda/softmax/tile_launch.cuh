@@ -121,43 +121,103 @@ class TileLaunch : protected ThreadLaunch<T> {
     return run_together();
   }
 
+  // Blocks of the resident kernel that run at once.
+  int64_t resident_blocks() const { return 3 * device_.multiprocessors; }
+  // How many groups hold a tile each at the same time, and of how many blocks, if a tile takes `least` to `most` of
+  // these; at least `wanted` in a single round.
+  struct Groups {
+    int64_t groups, blocks;
+  };
+  std::optional<Groups> groups_of(int64_t tiles, int64_t least, int64_t most, int64_t wanted) const {
+    most = std::min(most, resident_blocks());
+    if (least > most) return std::nullopt;
+    const int64_t blocks = std::clamp(wanted, least, most);
+    // As even rounds as can be. Several take longer than two launches if most blocks load, or store, at the same time.
+    const int64_t rounds = ceil_div(tiles, resident_blocks() / blocks), groups = ceil_div(tiles, rounds);
+    if (rounds == 1) return Groups{groups, blocks};
+    if (groups < kMixedGroups) return std::nullopt;
+    return Groups{groups, std::min(resident_blocks() / groups, most)};
+  }
+  // params.chunks blocks of a group hold a tile. Nothing where their words take too much memory, or where the blocks do
+  // not run at once: a green context, or an instance of a part of the GPU, has less room, and some systems have no such
+  // launches.
+  template <template <typename> class Lines, bool kBackward>
+  std::optional<cudaError_t> launch_groups(
+      SoftmaxTiles<T>& params, int64_t groups, int64_t columns, int64_t shared) const {
+    const int64_t blocks = params.chunks,
+                  bytes = params.tiles * group_words(blocks, columns) * static_cast<int64_t>(sizeof(PartWords<Acc>));
+    if (bytes > elements() * kSize / kMostWordsShare) return std::nullopt;
+    params.words = workspace_.allocate(bytes);
+    params.tag = counted_tag(params.words, bytes, groups * blocks, stream_);
+    const cudaError_t error =
+        launch_together(softmax_resident_kernel<T, kBackward, Lines>, params, groups * blocks, kTileThreads, shared);
+    if (error == cudaSuccess) return error;
+    cudaGetLastError();
+    return std::nullopt;
+  }
+
   // Slabs that the blocks of a group hold, all of them together; what is too much for that is read twice.
   cudaError_t run_together() {
     const int64_t vectors = vectors_of(slab()), unit = slab_unit(), columns = p_.inner,
-                  width = kTileThreads / unit * unit, part = sizeof(Part<Acc>), room = shared_of(3),
-                  beside =
-                      (slab_parts<T>(columns, width, kTileThreads) + columns + group_exchange_parts(columns)) * part;
-    const int64_t most_each = (room - beside) / (held_bytes(1, 0) * kTileThreads),
-                  at_once = 3 * device_.multiprocessors;
+                  width = kTileThreads / unit * unit, at_once = kMostGroupParts / columns,
+                  exchange = std::max(
+                      group_exchange_parts(columns, at_once), group_exchange_parts(columns, resident_blocks())),
+                  beside = (slab_parts<T>(columns, width, kTileThreads) + columns + exchange) *
+        static_cast<int64_t>(sizeof(Part<Acc>));
+    const int64_t most_each = (shared_of(3) - beside) / (held_bytes(1, 0) * kTileThreads);
     if (most_each < 1) return run_chunks();
     const int64_t least = ceil_div(vectors, most_each * width);
-    const int64_t most = std::min(at_once, kMostGroupParts / columns);
-    if (least > most) return run_chunks();
     // Of a slab: one for each multiprocessor if a thread has two vectors, two if it has four.
     const auto wanted = [&](int64_t each, int64_t vectors_each) {
       return std::min(each * device_.multiprocessors / p_.outer, ceil_div(vectors, vectors_each * width));
     };
-    int64_t blocks = std::clamp(std::max(wanted(1, 2), wanted(2, 4)), least, most);
-    // As even rounds as can be. Several take longer than two launches if most blocks load, or store, at the same time.
-    const int64_t rounds = ceil_div(p_.outer, at_once / blocks), groups = ceil_div(p_.outer, rounds);
-    if (rounds > 1 && groups < kMixedGroups) return run_chunks();
-    if (rounds > 1) blocks = std::min(at_once / groups, most);
+    const auto groups = groups_of(
+        p_.outer, least, least <= at_once ? at_once : resident_blocks(), std::max(wanted(1, 2), wanted(2, 4)));
+    if (!groups) return run_chunks();
     SoftmaxTiles<T> params = tiles();
     params.width = static_cast<int>(width);
-    params.each = static_cast<int>(ceil_div(ceil_div(vectors, blocks), width));
+    params.each = static_cast<int>(ceil_div(ceil_div(vectors, groups->blocks), width));
     params.chunk = width * params.each;
-    params.chunks = blocks = ceil_div(vectors, params.chunk);
-    const int64_t bytes = p_.outer * blocks * columns * static_cast<int64_t>(sizeof(PartWords<Acc>));
-    if (bytes > elements() * kSize / kMostWordsShare) return run_chunks();
-    params.words = workspace_.allocate(bytes);
-    params.tag = counted_tag(params.words, bytes, groups * blocks, stream_);
-    const cudaError_t error =
-        launch_together(p_.backward ? softmax_resident_kernel<T, true, Slab> : softmax_resident_kernel<T, false, Slab>,
-            params, groups * blocks, kTileThreads, held_bytes(params.each * kTileThreads, 0) + beside);
-    if (error == cudaSuccess) return error;
-    // A green context, or an instance of a part of the GPU, has less room; some systems have no such launches.
-    cudaGetLastError();
-    return run_chunks();
+    params.chunks = ceil_div(vectors, params.chunk);
+    params.tiles = p_.outer;
+    const int64_t shared = held_bytes(params.each * kTileThreads, 0) + beside;
+    const std::optional<cudaError_t> error = p_.backward
+        ? launch_groups<Slab, true>(params, groups->groups, columns, shared)
+        : launch_groups<Slab, false>(params, groups->groups, columns, shared);
+    return error ? *error : run_chunks();
+  }
+
+  // Windows that the blocks of a group hold, several groups at once. A window of 256 bytes where it begins inside of a
+  // sector of 32, as those that a cluster holds, or of 128, of which a group holds twice as many steps.
+  std::optional<cudaError_t> run_windows_together() {
+    if (p_.inner * kSize % 32 != 0)
+      if (const auto error = run_windows_together(16)) return error;
+    return run_windows_together(8);
+  }
+  std::optional<cudaError_t> run_windows_together(int64_t across) {
+    SoftmaxTiles<T> params = tiles();
+    params.tiles = set_across(params, across);
+    const int64_t columns = across * kVec, down = kTileThreads / across, room = shared_of(3),
+                  beside = column_parts<T>(across, kTileThreads) + across * (kVec + 1);
+    // The exchange's parts are a guess until the blocks are known.
+    const int64_t most_each =
+        (room - held_bytes(0, beside + columns + resident_blocks())) / (held_bytes(1, 0) * kTileThreads);
+    if (most_each < 1) return std::nullopt;
+    const int64_t least = ceil_div(p_.length, most_each * down);
+    const auto groups = groups_of(params.tiles, least, resident_blocks(),
+        std::min(resident_blocks() / params.tiles, ceil_div(p_.length, 2 * down)));
+    if (!groups) return std::nullopt;
+    params.down = static_cast<int>(down);
+    params.by_down = Divisor(static_cast<uint32_t>(down));
+    params.each = static_cast<int>(ceil_div(ceil_div(p_.length, groups->blocks), down));
+    params.chunk = down * params.each;
+    params.chunks = ceil_div(p_.length, params.chunk);
+    const int64_t shared =
+        held_bytes(params.each * kTileThreads, beside + group_exchange_parts(columns, params.chunks));
+    if (shared > room) return std::nullopt;
+    if (is_view()) return launch_groups<ViewWindow, false>(params, groups->groups, columns, shared);
+    return p_.backward ? launch_groups<ColumnWindow, true>(params, groups->groups, columns, shared)
+                       : launch_groups<ColumnWindow, false>(params, groups->groups, columns, shared);
   }
 
   cudaError_t run_chunks() {
@@ -246,6 +306,7 @@ class TileLaunch : protected ThreadLaunch<T> {
     if (const std::optional<cudaError_t> error = run_windows()) return *error;
     // Slabs are read in whole vectors, which windows overlap. Short steps leave lanes of a window without a vector.
     if ((!whole(p_.inner) || p_.inner * kSize <= kSlabStepBytes) && slab_unit() <= kTileThreads) return run_slabs();
+    if (const std::optional<cudaError_t> error = run_windows_together()) return *error;
     return run_column_chunks();
   }
 

@@ -29,7 +29,9 @@ struct SoftmaxTiles {
   int width;                             // slabs: threads that take vectors
   Part<typename Types<T>::Acc>* parts;   // (tiles, chunks, columns)
   Part<typename Types<T>::Acc>* joined;  // (tiles, columns), or null
-  // Of blocks that run together: their parts' words, (tiles, chunks, columns), and what tells this launch's.
+  // Of blocks that run together: how many tiles there are, the words of their parts (group_words), and what tells this
+  // launch's.
+  int64_t tiles;
   void* words;
   CallTag tag;
   RunIndex runs;  // of an input that is a view
