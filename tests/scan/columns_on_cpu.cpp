@@ -266,7 +266,8 @@ class Trial {
         resident ? resident->part_steps : 0, resident ? resident->tiles : 0);
     if (staged)
       printf("staged: %d slabs of %d steps, %d threads, %d parts of %d steps, teams of %d\n", staged->slabs,
-          staged->steps, staged->threads, staged->team << staged->fan_bits, staged->part_steps, staged->team);
+          staged->steps, staged->threads, 1 << (staged->fan_bits + staged->team_bits), staged->part_steps,
+          1 << staged->team_bits);
     if (small)
       printf("small: flat %d, span %d of %ld, %d steps, %d warps, clusters of %d, %d sharers\n", small->flat,
           small->span, small->spans, small->steps, small->warps, small->cluster, small->sharers);

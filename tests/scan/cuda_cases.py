@@ -207,13 +207,18 @@ def _columns() -> list[Problem]:
 
 
 def _slabs() -> list[Problem]:
-    """Few neighboring columns of many outer rows: shorter than what is staged at a time, and of some such stages."""
+    """Few neighboring columns of many outer rows: shorter than what is staged at a time, and of some such stages; of
+    fewer outer rows in parts, of lanes and of warps."""
     problems = []
     for dtype, inner in ((BFLOAT, 3), (FLOAT, 3), (DOUBLE, 5)):
         problems += [
             Problem("stream_columns_kernel", (260, 24_900, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 25, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 135, inner), dtype, "row", reset=True, initial=True),
+            Problem("staged_parts_kernel", (3001, 700, inner), dtype, reset=True),
+            Problem("staged_parts_kernel", (3001, 700, inner), dtype, "row", reset=True, initial=True),
+            Problem("staged_parts_kernel", (301, 5003, inner), dtype, "row", reset=True),
+            Problem("staged_parts_kernel", (301, 30_011, inner), dtype, reset=True, initial=True),
         ]
     return [replace(problem, dim=1) for problem in problems]
 

@@ -74,6 +74,10 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("few_steps", [5, 1050061], {"dim": 0}),
         ("staged_columns", [30000, 100, 3], {"dim": 1}),
         ("staged_columns", [30000, 100, 3], {"dim": 1, "gamma": "row", "reset": True, "dtype": torch.bfloat16}),
+        ("staged_columns", [15_000, 500, 2], {"dim": 1, "dtype": torch.bfloat16}),  # in parts, as are the next ones
+        ("staged_columns", [2000, 3000, 6], {"dim": 1, "gamma": "row", "reset": True, "initial": True}),
+        ("staged_columns", [264, 100_001, 3], {"dim": 1, "reset": True}),
+        ("resident_columns", [263, 100_001, 3], {"dim": 1, "reset": True}),  # too few outer rows
         ("serial_columns", [30000, 100, 3], {"dim": 1, "gamma": "step"}),
         ("serial_columns", [30000, 100, 3], {"dim": 1, "dtype": torch.complex64}),
         ("serial_columns", [2, 2**31 + 1], {"dim": 0}),  # threads of few steps count in 31 bits
@@ -123,6 +127,20 @@ def test_kernel_of_aligned_operands(kernel: str, shape: list[int], options: dict
 def test_more_blocks_of_columns_have_fewer_warps(columns: int, warps: int) -> None:
     facts = plan([700, columns], dtype=torch.bfloat16, dim=0)
     assert (facts["aligned_kernel"], facts["launch"]["warps"]) == ("block_columns", warps)
+
+
+def test_parts_of_staged_columns() -> None:
+    """The fewer columns, the more parts; steps that do not fit come in pieces."""
+    few = plan([264, 3000, 3], dim=1, reset=True)["launch"]
+    many = plan([15_000, 500, 2], dim=1)["launch"]
+    long = plan([264, 100_001, 3], dim=1, reset=True)["launch"]
+    assert few["parts"] > many["parts"] > 1
+    assert few["steps"] >= 3000 and many["steps"] >= 500
+    assert long["steps"] < 100_001
+    for launch in (few, many, long):
+        assert launch["part_steps"] % 2 == 1
+        assert launch["steps"] == launch["parts"] * launch["part_steps"]
+        assert launch["threads"] <= 1024 and launch["shared_bytes"] <= 227 << 10
 
 
 def test_dimensions_around_time_are_merged() -> None:

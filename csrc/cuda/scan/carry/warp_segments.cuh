@@ -34,8 +34,8 @@ struct NeighborsBefore {
 
 // Each lane's segment with those of the lanes before it of its column, of which there are `fan` side by side: as far
 // back as the nearest closed one. `of_fan`: which of them the lane is. kPowers: all have the same gates, whose powers
-// are squares of each other. Else `times` multiplies gates.
-template <bool kPowers, typename Times>
+// are squares of each other, kBounded: kept within a double's range. Else `times` multiplies gates.
+template <bool kPowers, bool kBounded = true, typename Times>
 __device__ __forceinline__ NeighborsBefore fold_neighbors(
     Segment<double>& segment, int of_fan, int fan, const Times& times) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -46,6 +46,7 @@ __device__ __forceinline__ NeighborsBefore fold_neighbors(
   segment.closed = closed != 0;
   if constexpr (kPowers) {
     const double base = segment.gates;
+    const auto bounded = [&](double product) { return kBounded ? bounded_product(product, base) : product; };
     double power = base;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -53,10 +54,10 @@ __device__ __forceinline__ NeighborsBefore fold_neighbors(
       const double other = shuffle_up(segment.total, d);
       if (reach >= d) segment.total = fold(segment.total, power, other);
       if (of_fan & d) before.gates *= power;
-      power = bounded_product(power * power, base);
+      power = bounded(power * power);
     }
-    before.gates = bounded_product(before.gates, base);
-    segment.gates = bounded_product(before.gates * base, base);
+    before.gates = bounded(before.gates);
+    segment.gates = bounded(before.gates * base);
   } else {
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {

@@ -19,10 +19,14 @@ inline double number_over(const ScanProblem& problem, int steps) {
 struct StagedColumnsParams {
   ScanProblem problem;
   StagedColumnsPlan plan;
+  Divisor rows;      // column / rows: the slab
   double over_part;  // the power of a number gamma
 
   StagedColumnsParams(const ScanProblem& of, const StagedColumnsPlan& by)
-      : problem(of), plan(by), over_part(by.part_steps > 0 ? number_over(of, by.part_steps) : 0.0) {}
+      : problem(of),
+        plan(by),
+        rows(static_cast<uint32_t>(of.inner)),
+        over_part(by.part_steps > 0 ? number_over(of, by.part_steps) : 0.0) {}
   __device__ __forceinline__ double over_part_of(double gamma) const {
     if (problem.gamma_kind == GammaKind::kNumber) return over_part;
     return whole_power(gamma, static_cast<unsigned>(plan.part_steps));

@@ -5,6 +5,7 @@
 // of memory. It asks nothing of alignment, and no block waits for another.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "scan/columns/column_values.cuh"
 #include "scan/columns/staged_slabs.cuh"
 #include "dcs/scan/plan/tuning.h"
@@ -14,18 +15,47 @@ namespace dcs {
 template <typename T>
 struct StagedColumns : StagedSlabs<T, 4, false> {
   using Slabs = StagedSlabs<T, 4, false>;
-  using Slabs::p, Slabs::t, Slabs::inner, Slabs::shift, Slabs::first_outer;
+  using Slabs::p, Slabs::t, Slabs::inner, Slabs::shift, Slabs::first_outer, Slabs::slabs;
   using Scan = ColumnScan<T, false, false, 1>;
   using Cell = typename Scan::Cell;
 
   int slab, column;  // the thread's
   bool works;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
 
   __device__ __forceinline__ StagedColumns(const StagedColumnsParams& params, unsigned char* memory)
-      : Slabs(params, memory, 32, kStagedThreads / 32) {
+      : Slabs(params, memory) {
     slab = static_cast<int>(threadIdx.x) / inner;
     column = static_cast<int>(threadIdx.x) - slab * inner;
-    works = slab < this->slabs;
+    works = slab < slabs;
+  }
+
+  // Visits the slabs of the warp.
+  template <typename Visit>
+  __device__ __forceinline__ void each_slab(const Visit& visit) const {
+#pragma unroll 1
+    for (int s = static_cast<int>(threadIdx.x) / 32; s < slabs; s += kStagedThreads / 32) visit(s);
+  }
+  __device__ __forceinline__ void fetch(int buffer, int64_t begin) const {
+    const int count = this->count_of(begin);
+    each_slab([&](int s) {
+      copy_words_async(this->staged(buffer, s, begin, count), this->input(s, begin, count), 0, count * inner, lane, 32);
+      if (!p.reset) return;
+      this->known_flags(begin, count * inner, [&](int first, int end) {
+        copy_words_async(
+            this->staged_flags(buffer, s, begin, count), this->flags(s, begin, count), first, end, lane, 32);
+      });
+    });
+  }
+  __device__ __forceinline__ void store(int buffer, int64_t begin) const {
+    const int count = this->count_of(begin);
+    each_slab([&](int s) {
+      const T* const values = this->staged(buffer, s, begin, count);
+      T* const to = this->output(s, begin, count);
+      if (sizeof(T) >= 4 || words_agree(to, this->input(s, begin, count), 4))
+        copy_words<4>(to, values, count * inner, lane, 32);
+      else copy_words<sizeof(T)>(to, values, count * inner, lane, 32);
+    });
   }
 
   // The thread's column, in the place of its input.
@@ -51,7 +81,7 @@ struct StagedColumns : StagedSlabs<T, 4, false> {
 
   __device__ __forceinline__ void run() const {
     Scan scan;
-    this->fetch(0, 0);
+    fetch(0, 0);
     commit_copies();
     scan.begin(p, {first_outer + (works ? slab : 0), works ? column : 0});
     int buffer = 0;
@@ -59,7 +89,7 @@ struct StagedColumns : StagedSlabs<T, 4, false> {
     for (int64_t begin = 0; begin < p.length; begin += t.steps, buffer ^= 1) {
       if (begin + t.steps < p.length) {
         __syncwarp();  // until lanes have stored what the next steps take the place of
-        this->fetch(buffer ^ 1, begin + t.steps);
+        fetch(buffer ^ 1, begin + t.steps);
         commit_copies();
         wait_for_copies<1>();
       } else {
@@ -68,7 +98,7 @@ struct StagedColumns : StagedSlabs<T, 4, false> {
       __syncthreads();
       if (works) scan_steps(buffer, begin, scan);
       __syncthreads();
-      this->store(buffer, begin);
+      store(buffer, begin);
     }
   }
 };

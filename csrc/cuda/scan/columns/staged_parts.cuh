@@ -4,16 +4,17 @@
 // enters it. One gamma over a part is a power of it.
 #pragma once
 
+#include "common/ptx/dependent_launch.cuh"
 #include "scan/carry/warp_segments.cuh"
 #include "scan/columns/column_values.cuh"
-#include "scan/columns/staged_slabs.cuh"
+#include "scan/columns/staged_ranges.cuh"
 
 namespace dcs {
 
 template <typename T>
-struct StagedParts : StagedSlabs<T, 16, true> {
-  using Slabs = StagedSlabs<T, 16, true>;
-  using Slabs::p, Slabs::t, Slabs::inner, Slabs::shift, Slabs::slabs;
+struct StagedParts : StagedRanges<T> {
+  using Ranges = StagedRanges<T>;
+  using Ranges::p, Ranges::t, Ranges::inner, Ranges::shift, Ranges::slabs;
   // What enters a part has the care that a few steps need not take.
   using Scan = ColumnScan<T, false, false, 1, false>;
   using Sum = typename Scan::Sum;
@@ -30,17 +31,16 @@ struct StagedParts : StagedSlabs<T, 16, true> {
 
   PackedSegment* const of_warps;  // a team's
   const int lane_of_warp = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int team = warp / t.team, of_team = warp - team * t.team;
+  const int team_warps = 1 << t.team_bits, team = warp >> t.team_bits, of_team = warp & (team_warps - 1);
   const int fan = 1 << t.fan_bits, own_column = lane_of_warp >> t.fan_bits, of_fan = lane_of_warp & (fan - 1);
   const int columns = 32 >> t.fan_bits;  // of a warp
   int slab, column;
   bool works;
 
-  __device__ __forceinline__ StagedParts(const StagedColumnsParams& params, unsigned char* memory)
-      : Slabs(params, memory, params.plan.slab_threads, params.plan.threads / params.plan.slab_threads),
-        of_warps(reinterpret_cast<PackedSegment*>(memory + params.plan.teams_at)) {
+  __device__ __forceinline__ StagedParts(const StagedColumnsParams& params, unsigned char* memory, uint64_t* barriers)
+      : Ranges(params, memory, barriers), of_warps(reinterpret_cast<PackedSegment*>(memory + t.teams_at)) {
     const int of_block = team * columns + own_column;
-    slab = of_block / inner;
+    slab = static_cast<int>(params.rows.of(static_cast<uint32_t>(of_block)));
     column = of_block - slab * inner;
     works = slab < slabs;
     if (!works) slab = column = 0;
@@ -97,20 +97,24 @@ struct StagedParts : StagedSlabs<T, 16, true> {
 
   // What enters each part. `carry`: what enters the steps that are staged, then what leaves them.
   __device__ __forceinline__ double enter(Segment<double> segment, double& carry) const {
-    fold_neighbors<true>(segment, of_fan, fan, [](double a, double b) { return a * b; });
+    // 32 of these gates are within a double's range.
+    const bool bounded = fabs(segment.gates) > 0x1p-31 && fabs(segment.gates) < 0x1p31;
+    const auto times = [](double a, double b) { return a * b; };
+    if (__all_sync(0xffffffffu, bounded)) fold_neighbors<true, false>(segment, of_fan, fan, times);
+    else fold_neighbors<true>(segment, of_fan, fan, times);
     double entering = carry;
-    if (t.team > 1) {
-      const PackedSegment* const own_team = of_warps + team * t.team * columns + own_column;
+    if (team_warps > 1) {
+      const PackedSegment* const own_team = of_warps + team * team_warps * columns + own_column;
       if (of_fan == fan - 1) of_warps[warp * columns + own_column] = segment;
       __syncthreads();
 #pragma unroll 4
-      for (int i = 0; i < t.team; ++i) {
+      for (int i = 0; i < team_warps; ++i) {
         if (i == of_team) entering = carry;
         carry = after(own_team[i * columns].segment(), carry);
       }
     }
     const double leaving = after(segment, entering), before = shuffle_up(leaving, 1);
-    if (t.team == 1) carry = shuffle(leaving, lane_of_warp - of_fan + fan - 1);
+    if (team_warps == 1) carry = shuffle(leaving, lane_of_warp - of_fan + fan - 1);
     return of_fan == 0 ? entering : before;
   }
 
@@ -128,11 +132,13 @@ struct StagedParts : StagedSlabs<T, 16, true> {
   __device__ __forceinline__ void run(const StagedColumnsParams& params) const {
     Scan scan;
     double over_part = 0.0, carry = 0.0;
-    int buffer = 1;
     // Before the first steps there is nothing to scan but some to ask for.
+    int64_t begin = -t.steps;
 #pragma unroll 1
-    for (int64_t begin = -t.steps; begin < p.length; begin += t.steps, buffer ^= 1) {
+    for (int turn = -1; begin < p.length; ++turn, begin += t.steps) {
+      const int buffer = turn & 1;
       if (begin + t.steps < p.length) {
+        this->wait_for_reads();
         __syncthreads();  // until all have stored what the next steps take the place of
         this->fetch(buffer ^ 1, begin + t.steps);
       }
@@ -144,11 +150,14 @@ struct StagedParts : StagedSlabs<T, 16, true> {
         continue;
       }
       wait_for_copies<1>();
+      mbarrier_wait(this->full + buffer, static_cast<uint32_t>(turn) / kStagedBuffers & 1);
       __syncthreads();
       scan_steps(buffer, begin, scan, over_part, carry);
+      show_to_bulk_stores();
       __syncthreads();
       this->store(buffer, begin);
     }
+    this->wait_for_reads();
   }
 };
 
@@ -156,8 +165,9 @@ template <typename T>
 __global__ void __launch_bounds__(kMostPartedThreads)
     staged_parts_kernel(const __grid_constant__ StagedColumnsParams params) {
   extern __shared__ __align__(16) unsigned char staged_shared[];
+  __shared__ uint64_t full[kStagedBuffers];
   launch_dependents();
-  const StagedParts<T> columns(params, staged_shared);
+  const StagedParts<T> columns(params, staged_shared, full);
   griddepcontrol_wait();
   columns.run(params);
 }

@@ -87,7 +87,8 @@ inline void describe_launch(const FewStepsPlan& plan, JsonObject& launch) {
 }
 inline void describe_launch(const StagedColumnsPlan& plan, JsonObject& launch) {
   launch.add("slabs", plan.slabs).add("steps", plan.steps).add("threads", plan.threads);
-  launch.add_set("parts", plan.part_steps ? plan.team << plan.fan_bits : 0).add_set("part_steps", plan.part_steps);
+  launch.add_set("parts", plan.part_steps ? 1 << (plan.fan_bits + plan.team_bits) : 0)
+      .add_set("part_steps", plan.part_steps);
   launch.add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
 }
 inline void describe_launch(const SerialColumnsPlan& plan, JsonObject& launch) {

@@ -102,9 +102,9 @@ struct StagedColumnsPlan {
   int steps;                      // that are staged at a time
   int operand_bytes, slab_bytes;  // of shared memory for a slab's elements; with its flags
   int threads;                    // of a block
-  int part_steps;                 // of a thread; 0: all
-  int fan_bits, team;             // 2^these lanes of so many warps have a column's parts
-  int slab_threads;               // that copy a slab
+  int part_steps;                 // of a thread; 0: it takes all
+  int fan_bits, team_bits;        // 2^these lanes of 2^these warps have a column's parts
+  int slab_warp_bits;             // 2^these warps copy a slab
   bool flat;                      // a block's slabs are one contiguous range, in shared memory too
   int teams_at;                   // in shared memory, of what the warps of a team leave each other
   int64_t blocks, shared_bytes;

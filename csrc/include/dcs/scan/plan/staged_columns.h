@@ -63,6 +63,12 @@ inline std::optional<StagedColumnsPlan> plan_staged_columns(const ScanProblem& p
   return finished_staged(plan, p, device);
 }
 
+// The largest power of two up to `most`; 1 at least.
+inline int64_t power_up_to(int64_t most) {
+  int64_t power = 1;
+  while (2 * power <= most) power *= 2;
+  return power;
+}
 // Lanes that have parts of a column, at most: elements that they read at once, an odd number of steps apart, and those
 // of the warp's other columns lie in different banks.
 inline int64_t most_fan(int64_t row_bytes) {
@@ -70,12 +76,12 @@ inline int64_t most_fan(int64_t row_bytes) {
   return 32 / (words & -words);
 }
 
-// The largest power of two up to `most`; 1 at least.
-inline int64_t power_up_to(int64_t most) {
-  int64_t power = 1;
-  while (2 * power <= most) power *= 2;
-  return power;
+// Parts of a column, at most: of its lanes and as many warps as a block has of each group of columns.
+inline int64_t most_parts(const ScanProblem& p) {
+  const int64_t fan = most_fan(p.inner * bytes_of(p.dtype)), groups = ceil_div(p.inner * fan, 32);
+  return std::min(power_up_to(p.length / kFewestPartSteps), fan * power_up_to(kMostPartedThreads / 32 / groups));
 }
+
 inline int64_t odd_from(int64_t least) { return least | 1; }
 
 // Bytes of shared memory that each of the threads which are on the GPU at once has for its steps.
@@ -89,8 +95,7 @@ inline int64_t whole_part(const ScanProblem& p, int64_t parts) { return odd_from
 // Parts of a column. As many as threads are on the GPU at once, so that all blocks are, if their parts of all steps fit
 // into shared memory; else as many as make a few rounds of blocks, if these parts do; else the steps come in pieces.
 inline int64_t parts_of(const ScanProblem& p, const DeviceLimits& device) {
-  const int64_t threads = int64_t{kPartedThreads} * device.multiprocessors,
-                most = power_up_to(p.length / kFewestPartSteps),
+  const int64_t threads = int64_t{kPartedThreads} * device.multiprocessors, most = most_parts(p),
                 at_once = std::min(power_up_to(threads / p.rows()), most),
                 in_rounds = std::min(kPartedRounds * at_once, most);
   const auto fit = [&](int64_t parts) { return whole_part(p, parts) * staged_bytes_of(p) <= parted_bytes(device); };
@@ -106,14 +111,12 @@ inline int64_t parted_slabs(const ScanProblem& p, int64_t parts, int64_t columns
 
 inline std::optional<StagedColumnsPlan> fit_staged_parts(const ScanProblem& p, const DeviceLimits& device) {
   const int64_t row_bytes = p.inner * bytes_of(p.dtype), room = parted_bytes(device);
-  int64_t parts = parts_of(p, device);
-  const int64_t fan = std::min(parts, most_fan(row_bytes)), columns = 32 / fan;
-  while (parts > fan && ceil_div(p.inner, columns) * (parts / fan) > kMostPartedThreads / 32) parts /= 2;
+  const int64_t parts = parts_of(p, device), fan = std::min(parts, most_fan(row_bytes)), columns = 32 / fan;
   StagedColumnsPlan plan{};
   while (1 << plan.fan_bits < fan) ++plan.fan_bits;
-  plan.team = static_cast<int>(parts / fan);
+  while (fan << plan.team_bits < parts) ++plan.team_bits;
   plan.slabs = static_cast<int>(parted_slabs(p, parts, columns));
-  plan.threads = static_cast<int>(32 * plan.team * ceil_div(plan.slabs * p.inner, columns));
+  plan.threads = static_cast<int>((ceil_div(plan.slabs * p.inner, columns) << plan.team_bits) * 32);
   const bool in_pieces = whole_part(p, parts) * staged_bytes_of(p) > room;
   const int64_t most = odd_from(std::max<int64_t>(room / kStagedBuffers / staged_bytes_of(p), 2) - 1),
                 pieces = in_pieces ? ceil_div(p.length, parts * most) : 1;
@@ -129,16 +132,15 @@ inline std::optional<StagedColumnsPlan> fit_staged_parts(const ScanProblem& p, c
     plan.teams_at = (in_pieces ? kStagedBuffers : 1) * plan.slabs * plan.slab_bytes;
   }
   const int warps = plan.threads / 32;
-  int slab_warps = plan.flat ? warps : std::max(1, warps / plan.slabs);
-  while (warps % slab_warps) --slab_warps;
-  plan.slab_threads = 32 * slab_warps;
-  plan.shared_bytes = plan.teams_at + (plan.team > 1 ? int64_t{16} * warps * columns : 0);
+  while (warps % (2 << plan.slab_warp_bits) == 0 && warps >= plan.slabs * (2 << plan.slab_warp_bits))
+    ++plan.slab_warp_bits;
+  plan.shared_bytes = plan.teams_at + (plan.team_bits > 0 ? int64_t{16} * warps * columns : 0);
   return finished_staged(plan, p, device);
 }
 
 // Fewer of them, of outer rows for all multiprocessors: threads take parts of a column's steps.
 inline std::optional<StagedColumnsPlan> plan_staged_parts(const ScanProblem& p, const DeviceLimits& device) {
-  if (!columns_are_staged(p) || !powers_fold(p) || p.length < kFewestPartedSteps ||
+  if (!columns_are_staged(p) || !powers_fold(p) || device.cluster == 0 || p.length < kFewestPartedSteps ||
       p.outer < kPartedRows * device.multiprocessors || plan_small_columns(p, device) || plan_stream_columns(p, device))
     return std::nullopt;
   return fit_staged_parts(p, device);
