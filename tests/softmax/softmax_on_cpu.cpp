@@ -169,12 +169,13 @@ class Trial {
     constexpr bool kIsHalf = std::is_same_v<T, __half>;
     constexpr long double kOfHalves = kIsHalf ? 0x1p-11L : 0x1p-8L, kLeast = sizeof(T) == 8 ? 0x1p-1021L : 0x1p-125L;
     const long double unit = sizeof(T) == 8 ? 0x1p-53L : 0x1p-24L, rounding = sizeof(T) == 2 ? kOfHalves : 0,
-                      least = kIsHalf ? 0x1p-24L : kLeast;  // what is less may be 0
+                      least = kIsHalf ? 0x1p-24L : kLeast,  // what is less may be 0
+        of_sum = 8 + std::min(c.length / 400.0L, 24.0L);    // units: threads add up to some hundred steps in turn
     for (int64_t step = 0; step < c.length; ++step) {
       const long double wanted = c.backward ? (x(step) - sum) * y(step) : std::exp(x(step) - largest) / sum,
                         found = widened(to[at(outer, step, column)]);
       const long double error = c.backward ? 40 * unit * (std::abs(x(step)) + magnitude) * std::abs(y(step))
-                                           : unit * (8 + 2 * std::min(largest - x(step), 1000.0L)) * wanted;
+                                           : unit * (of_sum + 2 * std::min(largest - x(step), 1000.0L)) * wanted;
       if (std::isnan(wanted) ? !std::isnan(found)
                              : !(std::abs(found - wanted) <= error + rounding * std::abs(wanted) + least))
         return complain("y", at(outer, step, column), found, wanted);
@@ -285,6 +286,18 @@ Case long_windows_case(std::mt19937& random) {
 }
 constexpr int kLongWindowsCount = 40;
 
+// Few padded columns of more steps than the device holds.
+Case padded_slab_case(std::mt19937& random) {
+  constexpr int64_t kUnits[] = {1, 2, 2, 8};
+  const int64_t unit = kUnits[random() % 4], most = 1 + random() % (random() % 2 ? 8 : 120),
+                inner = std::max<int64_t>(2, most / unit * unit) + random() % 2 * unit,
+                length = (200'000 + random() % 150'000) / inner, outer = random() % 3 ? 1 : 2,
+                gap = random() % static_cast<uint64_t>(inner + 1) / unit * unit;
+  return {outer, length, inner, random() % 8 == 0, false, random() % 2 == 0, random() % 2 ? 3 : 4, 1, 100, inner, gap,
+      random() % 8 ? 0 : random() % 9};
+}
+constexpr int kPaddedSlabCount = 30;
+
 // Few long columns of few elements, of which a block, or a cluster, has some or one.
 Case narrow_case(std::mt19937& random) {
   const int64_t inner = 2 + random() % 39, length = 300 + random() % (300'000 / static_cast<uint64_t>(inner));
@@ -345,7 +358,8 @@ int main(int count, char** arguments) {
     if (i < kLongCount) return long_case(i, random);
     if ((i -= kLongCount) < kTogetherCount) return together_case(i, random);
     if ((i -= kTogetherCount) < kLongWindowsCount) return long_windows_case(random);
-    if ((i -= kLongWindowsCount) < kNarrowCount) return narrow_case(random);
+    if ((i -= kLongWindowsCount) < kPaddedSlabCount) return padded_slab_case(random);
+    if ((i -= kPaddedSlabCount) < kNarrowCount) return narrow_case(random);
     if ((i -= kNarrowCount) < kFewRowsCount) return few_rows_case(random);
     if ((i -= kFewRowsCount) < kSmallCount) return small_case(random);
     if ((i -= kSmallCount) < kFewStepsCount) return few_steps_case(random);

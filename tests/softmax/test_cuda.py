@@ -122,6 +122,25 @@ def test_long_columns(length: int, inner: int, dtype: torch.dtype) -> None:
         check((4 * torch.randn(outer, length, inner, device="cuda")).to(dtype), 1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padding", [0, 4, 5, 16])
+@pytest.mark.parametrize("shape", [(1, 9000, 2003), (2, 14_000, 777), (1, 25_000, 1304), (3, 9600, 1096),
+                                   (1, 60_000, 300)], ids=str)  # fmt: skip
+def test_windows_that_no_cluster_holds(shape: tuple[int, int, int], padding: int, dtype: torch.dtype) -> None:
+    """Held by groups of blocks, several at once, or read twice; of views in place."""
+    check((4 * torch.randn(*shape[:2], shape[2] + padding, device="cuda")).to(dtype)[..., : shape[2]], 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padding", [1, 2, 8])
+@pytest.mark.parametrize("shape", [(1, 8_000_003, 2), (1, 300_003, 62), (2, 500_001, 18), (1, 500_000, 32)], ids=str)
+def test_large_slabs_of_padded_steps(shape: tuple[int, int, int], padding: int, dtype: torch.dtype) -> None:
+    """Gaps as columns, whatever they hold, and copied where a gap is longer than a step."""
+    wide = torch.randn(*shape[:2], shape[2] + padding, device="cuda").to(dtype)
+    wide[..., shape[2] :] = float("nan")
+    check(wide[..., : shape[2]], 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("columns", [5, 64, 1000, 9000, 70_000, 70_001])
 def test_rows_that_begin_inside_a_vector(columns: int, dtype: torch.dtype) -> None:
@@ -251,7 +270,8 @@ def test_special_values_in_one_column(length: int, inner: int, dtype: torch.dtyp
 
 SHAPES = (((300, 40), 1), ((300, 1000), 1), ((50, 9000), 1), ((9, 70_000), 1), ((2, 1_300_000), 1), ((300, 64), 0),
           ((9000, 64), 0), ((9000, 33), 0), ((3000, 7), 1), ((300, 1001), 1), ((17, 262_145), 1), ((300_001, 3), 0),
-          ((5, 9001), 0), ((300, 999), 0), ((1, 133_778), 1), ((40, 300_001), 1), ((40_000, 30), 0))  # fmt: skip
+          ((5, 9001), 0), ((300, 999), 0), ((1, 133_778), 1), ((40, 300_001), 1), ((40_000, 30), 0),
+          ((9001, 1203), 0), ((100_001, 49), 0))  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
@@ -306,6 +326,8 @@ TOGETHER = (
     ((12, 40_000), 1),
     ((6000, 64), 0),
     ((30_000, 64), 0),
+    ((9001, 1203), 0),
+    ((100_001, 49), 0),
 )
 
 

@@ -22,7 +22,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_softmax(program: Path, seed: int) -> None:
-    found = subprocess.run([str(program), "290", str(seed)], capture_output=True, text=True, timeout=600)
+    found = subprocess.run([str(program), "350", str(seed)], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout
 
 

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <typename T, bool kBackward, template <typename> class Lines>
-__global__ void __launch_bounds__(kTileThreads, 4)
+__global__ void __launch_bounds__(kTileThreads, Lines<T>::kView ? 3 : 4)
     softmax_finish_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
   using Acc = typename Types<T>::Acc;
   constexpr int kVec = 16 / sizeof(T), kGroup = kGroupVectors<T>;
@@ -82,11 +82,12 @@ __global__ void __launch_bounds__(kTileThreads, 4)
   const int64_t block = gridDim.x - 1 - blockIdx.x, tile = block / params.chunks;
   const Lines<T> lines(params, tile, block - tile * params.chunks);
   const int columns = lines.columns, chunks = params.joined ? 1 : static_cast<int>(params.chunks);
-  const Part<Acc>* const from = (params.joined ? params.joined : params.parts) + tile * chunks * columns;
+  const int64_t part_columns = params.part_columns;
+  const Part<Acc>* const from = (params.joined ? params.joined : params.parts) + tile * chunks * part_columns;
   Part<Acc>* const shared = reinterpret_cast<Part<Acc>*>(softmax_shared);
   griddepcontrol_wait();
   join_rows<kBackward, Acc>(
-      chunks, columns, [&](int chunk, int column) { return from[chunk * columns + column]; },
+      chunks, columns, [&](int chunk, int column) { return from[chunk * part_columns + lines.number_of_part(column)]; },
       [&](int column, Part<Acc> part) { shared[lines.slot(column)] = part; });
   __syncthreads();
   Part<Acc> parts[kVec];

@@ -50,7 +50,7 @@ struct ColumnWindow : ThreadVectors<T> {
       this->count = static_cast<int>(params.by_down.of(static_cast<uint32_t>(end - step + params.down - 1)));
     this->first = at + step * params.inner;
     this->apart = params.down * params.inner;
-    this->left = params.elements() - this->first;
+    this->left = params.elements - this->first;
     this->is_whole = mine.template has_all<kVec>(0);
     this->settle();
   }
@@ -60,6 +60,7 @@ struct ColumnWindow : ThreadVectors<T> {
   __device__ __forceinline__ static int slot(int column) {
     return column + static_cast<int>(static_cast<unsigned>(column) / kVec);
   }
+  __device__ __forceinline__ static int number_of_part(int column) { return column; }
   // Of `columns` numbers each, which one an index is of.
   __device__ __forceinline__ int part_of(int index) const { return index >> (31 - __clz(columns)); }
   // The parts of all columns, joined over the block, in shared memory at `shared`, which has column_parts of them.

@@ -28,6 +28,8 @@
 // | larger inner:                                           |                                                    |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
+// |   that groups of blocks have room for, six at once, or  |   resident.cuh: in shared memory                   |
+// |   as many as there are windows                          |                                                    |
 // |   more steps                                            |   chunks.cuh: read twice                           |
 // clang-format on
 //
@@ -36,8 +38,9 @@
 // small_columns.cuh where it has few elements in slabs of more than 2 KB, by thread_columns.cuh where columns have as
 // few steps as above and a run has 128 bytes or more of a step, in whole vectors or in slabs of more than 2 KB; forward
 // also by rows.cuh and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128
-// bytes that are no whole vectors, and the gaps between them are no longer, and by held windows of columns of 128 bytes
-// and more. For the others it is copied into the output first.
+// bytes that are no whole vectors, and the gaps between them are no longer, and by held and resident windows of
+// columns of 128 bytes and more, and by chunks of large slabs where a run is a step. For the others it is copied into
+// the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -79,6 +82,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::run_slabs;
   using Base::run_small;
   using Base::run_together;
+  using Base::run_view_chunks;
   using Base::run_windows;
   using Base::run_windows_together;
   using Base::slab;
@@ -131,9 +135,11 @@ class SoftmaxLaunch : TileLaunch<T> {
     if (p_.run % (p_.inner == 1 ? p_.length : p_.inner) != 0) return std::nullopt;
     if (p_.inner > 1) {
       const bool is_narrow = p_.inner * kSize < kNarrowBytes || is_packed_slab();
-      if (is_narrow) return std::nullopt;
-      const std::optional<cudaError_t> error = run_windows();
-      return error ? error : run_windows_together();
+      if (!is_narrow) {
+        if (const auto error = run_windows()) return error;
+        if (const auto error = run_windows_together()) return error;
+      }
+      return run_view_chunks();
     }
     if (is_packed_row()) return std::nullopt;
     set_rows();

@@ -30,8 +30,9 @@ class SoftmaxLaunchBase {
 
   static bool whole(int64_t elements) { return elements % kVec == 0; }
   int64_t slab() const { return p_.length * p_.inner; }
-  // Vectors after which columns are where they were.
-  int64_t slab_unit() const { return p_.inner / std::gcd<int64_t>(p_.inner, kVec); }
+  // Vectors after which so many columns are where they were.
+  static int64_t unit_of(int64_t columns) { return columns / std::gcd<int64_t>(columns, kVec); }
+  int64_t slab_unit() const { return unit_of(p_.inner); }
   // Of a line of so many neighboring elements, at most: it can begin at any element of its first vector.
   static int64_t vectors_of(int64_t elements) {
     return whole(elements) ? elements / kVec : ceil_div(elements + kVec - 1, kVec);

@@ -48,7 +48,7 @@ struct Slab : ThreadVectors<T> {
     mine.high = static_cast<int>(min(min(shift + size, end) - begin, kFar));
     const int apart = width * kVec;
     if (threadIdx.x < width) this->count = max(0, mine.high + apart - 1) / apart;
-    this->left = params.elements() - this->first;
+    this->left = params.elements - this->first;
     this->is_whole = mine.low <= 0 && mine.high - (this->count - 1) * apart >= kVec;
     this->settle();
   }
@@ -58,6 +58,8 @@ struct Slab : ThreadVectors<T> {
   }
 
   __device__ __forceinline__ static int slot(int column) { return column; }
+  // Which of a tile's parts in global memory is a column's.
+  __device__ __forceinline__ static int number_of_part(int column) { return column; }
   __device__ __forceinline__ int part_of(int index) const { return index / columns; }
   // The parts of all columns, joined over the block, in shared memory at `shared`, which has slab_parts of them.
   template <bool kBackward, typename Acc>
@@ -92,6 +94,67 @@ struct Slab : ThreadVectors<T> {
     return shared;
   }
 };
+
+// The same of a view, each of whose steps is a run: neighboring vectors of a thread are at one distance there, too, and
+// have their steps' ends at the same elements.
+template <typename T>
+struct ViewSlab : Slab<T> {
+  using Slab<T>::kVec;
+  static constexpr bool kView = true;
+  using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  static constexpr int kElements = sizeof(Word) / sizeof(T), kWords = kVec / kElements;  // of a word; of a vector
+  int64_t in_input, input_apart;
+  int places[kWords];  // of a vector's words, from its first one
+  int before, part_shift, pitch;
+  bool in_vectors;
+
+  __device__ __forceinline__ ViewSlab(const SoftmaxTiles<T>& params, int64_t slab, int64_t chunk)
+      : Slab<T>(params, slab, chunk), in_vectors(params.in_vectors) {
+    const int64_t step = divided(this->first, params.inner), gap = params.runs.gap;
+    in_input = this->first + step * gap;
+    input_apart = this->apart + static_cast<int>(this->apart) / this->columns * gap;
+    pitch = this->columns + static_cast<int>(gap);
+    const int64_t number = slab * params.length;
+    before = this->columns - static_cast<int>(number * this->columns % kVec % this->columns);
+    part_shift = static_cast<int>(number * pitch % kVec);
+    int column = static_cast<int>(this->first - step * params.inner), beyond = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      places[w] = w * kElements + beyond;
+      column += kElements;
+      if (column == this->columns) column = 0, beyond += static_cast<int>(gap);
+    }
+  }
+  // Of the parts of the input's slab with its gaps, which are numbered from the vector that it begins in there.
+  __device__ __forceinline__ int number_of_part(int column) const {
+    return ((column + before) % this->columns + part_shift) % pitch;
+  }
+};
+
+template <bool kBackward, bool kAll, typename T, int kCount>
+__device__ __forceinline__ void load_vectors(
+    const ViewSlab<T>& lines, const T* tensor, int k, Vector<T, 16 / sizeof(T)> (&raw)[kCount]) {
+  using Word = typename ViewSlab<T>::Word;
+  constexpr int kWords = ViewSlab<T>::kWords, kElements = ViewSlab<T>::kElements;
+  const T* const from = tensor + lines.in_input + k * lines.input_apart;
+  uint32_t words[kCount][4] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int64_t left = k + i < lines.count ? lines.left - (k + i) * lines.apart : 0;
+    if (lines.in_vectors) {
+      load_words_where(
+          left > 0, reinterpret_cast<const Vector<T, 16 / sizeof(T)>*>(from + i * lines.input_apart), words[i]);
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w)
+        load_words_where(left > w * kElements,
+            reinterpret_cast<const Word*>(from + i * lines.input_apart + lines.places[w]), words[i] + w * (4 / kWords));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) memcpy(&raw[i], words[i], sizeof raw[i]);
+}
+
 template <typename T>
 int64_t slab_parts(int64_t columns, int64_t width, int64_t threads) {
   if (columns == 1) return 1;

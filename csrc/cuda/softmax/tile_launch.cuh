@@ -30,6 +30,7 @@ class TileLaunch : protected ThreadLaunch<T> {
   using Base::slab;
   using Base::slab_unit;
   using Base::stream_;
+  using Base::unit_of;
   using Base::vectors_of;
   using Base::whole;
   using Base::workspace_;
@@ -49,13 +50,14 @@ class TileLaunch : protected ThreadLaunch<T> {
   // tensor that is large.
   static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
 
-  // Of a step of slabs of whole vectors, at most.
-  static constexpr int64_t kSlabStepBytes = 1 << 10;
+  // Of a slab that is large; of a step of slabs of whole vectors, at most.
+  static constexpr int64_t kLargeSlabBytes = 4 * kChunkBytes, kSlabStepBytes = 1 << 10;
 
   SoftmaxTiles<T> tiles() const {
     auto tiles = this->template operands<SoftmaxTiles<T>>();
     tiles.outer = p_.outer, tiles.length = p_.length, tiles.inner = p_.inner;
     tiles.runs = this->runs();
+    tiles.elements = elements();
     return tiles;
   }
   // Shared memory of a block that holds so many vectors and joins so many parts.
@@ -75,24 +77,34 @@ class TileLaunch : protected ThreadLaunch<T> {
   auto held_kernel() const {
     return p_.backward ? softmax_held_kernel<T, true, Lines> : softmax_held_kernel<T, false, Lines>;
   }
-  // `columns`: of a tile; `shared`: parts that a block's join takes.
+  // The parts of the chunks of `tiles` tiles, of so many columns each, and those of whole tiles where the former are
+  // many, or `joins`; `shared`: parts that a block's join takes.
   template <template <typename> class Lines>
-  cudaError_t launch_chunks(SoftmaxTiles<T>& params, int64_t tiles, int64_t columns, int64_t shared) {
+  cudaError_t launch_parts(SoftmaxTiles<T>& params, int64_t tiles, int64_t columns, int64_t shared, bool joins) {
     const int64_t part = sizeof(Part<Acc>), grid = tiles * params.chunks, parts = grid * columns;
+    params.part_columns = static_cast<int>(columns);
     params.parts = static_cast<Part<Acc>*>(workspace_.allocate((parts + tiles * columns) * part));
-    cudaError_t error =
+    const cudaError_t error =
         launch(p_.backward ? softmax_chunk_kernel<T, true, Lines> : softmax_chunk_kernel<T, false, Lines>, params, grid,
             kTileThreads, shared * part);
-    if (error == cudaSuccess && params.chunks * columns > kDirectParts) {
-      params.joined = params.parts + parts;
-      const auto kernel = p_.backward ? softmax_join_chunks_kernel<Acc, true> : softmax_join_chunks_kernel<Acc, false>;
-      error =
-          launch_after(kernel, SoftmaxParts<Acc>{params.parts, params.joined, params.chunks, static_cast<int>(columns)},
-              tiles * ceil_div(columns, kJoinColumns), kTileThreads, 0);
-    }
+    if (error != cudaSuccess || (!joins && params.chunks * columns <= kDirectParts)) return error;
+    params.joined = params.parts + parts;
+    const auto kernel = p_.backward ? softmax_join_chunks_kernel<Acc, true> : softmax_join_chunks_kernel<Acc, false>;
+    return launch_after(kernel,
+        SoftmaxParts<Acc>{params.parts, params.joined, params.chunks, static_cast<int>(columns)},
+        tiles * ceil_div(columns, kJoinColumns), kTileThreads, 0);
+  }
+  template <template <typename> class Lines, bool kBackward>
+  cudaError_t launch_finish(const SoftmaxTiles<T>& params, int64_t tiles, int64_t columns) const {
+    return launch_after(softmax_finish_kernel<T, kBackward, Lines>, params, tiles * params.chunks, kTileThreads,
+        (columns + columns / kVec) * static_cast<int64_t>(sizeof(Part<Acc>)));
+  }
+  template <template <typename> class Lines>
+  cudaError_t launch_chunks(SoftmaxTiles<T>& params, int64_t tiles, int64_t columns, int64_t shared) {
+    const cudaError_t error = launch_parts<Lines>(params, tiles, columns, shared, false);
     if (error != cudaSuccess) return error;
-    return launch_after(p_.backward ? softmax_finish_kernel<T, true, Lines> : softmax_finish_kernel<T, false, Lines>,
-        params, grid, kTileThreads, (columns + columns / kVec) * part);
+    return p_.backward ? launch_finish<Lines, true>(params, tiles, columns)
+                       : launch_finish<Lines, false>(params, tiles, columns);
   }
 
   cudaError_t run_slabs() {
@@ -222,16 +234,43 @@ class TileLaunch : protected ThreadLaunch<T> {
 
   cudaError_t run_chunks() {
     SoftmaxTiles<T> params = tiles();
-    params.width = static_cast<int>(kTileThreads / slab_unit() * slab_unit());
+    set_chunks(params);
+    return launch_chunks<Slab>(params, p_.outer, p_.inner, slab_parts<T>(p_.inner, params.width, kTileThreads));
+  }
+  // Chunks of slabs of params.inner columns.
+  void set_chunks(SoftmaxTiles<T>& params) const {
+    const int64_t columns = params.inner, size = p_.length * columns;
+    params.width = static_cast<int>(kTileThreads / unit_of(columns) * unit_of(columns));
     // Small chunks keep the device busy to the end, but each block of the last kernel joins the parts of all of a
     // slab's.
-    const int64_t rounds = ceil_div(vectors_of(slab()), params.width);
-    const int64_t small = std::min(slab() * kSize / kChunkBytes, kMostParts / p_.inner);
+    const int64_t rounds = ceil_div(vectors_of(size), params.width);
+    const int64_t small = std::min(size * kSize / kChunkBytes, kMostParts / columns);
     const int64_t wanted = std::clamp<int64_t>(
         std::max(small, 2 * device_.multiprocessors / p_.outer), 1, ceil_div(rounds, kGroupVectors<T>));
     params.chunk = ceil_div(rounds, wanted) * params.width;
     params.chunks = ceil_div(rounds * params.width, params.chunk);
-    return launch_chunks<Slab>(params, p_.outer, p_.inner, slab_parts<T>(p_.inner, params.width, kTileThreads));
+  }
+
+  // Of a view of padded steps, more of them than the multiprocessors hold, without a copy. The first kernel reads whole
+  // vectors, to which the gaps are columns as others are; the last one vectors or words of 4 bytes.
+  std::optional<cudaError_t> run_view_chunks() {
+    const int64_t pitch = p_.inner + p_.gap, word = kSize == 2 ? 2 : 1;
+    const bool has_gaps = p_.run == p_.inner && p_.gap >= 0 && p_.gap <= p_.inner,
+               in_words = p_.inner % word == 0 && p_.gap % word == 0 && reinterpret_cast<uintptr_t>(p_.input) % 16 == 0;
+    if (!has_gaps || !in_words || unit_of(pitch) > kTileThreads || slab_unit() > kTileThreads) return std::nullopt;
+    if (slab() * kSize < kLargeSlabBytes || elements() * kSize < resident_blocks() * shared_of(3)) return std::nullopt;
+    SoftmaxTiles<T> params = tiles();
+    params.inner = pitch;
+    params.elements = params.runs.span;
+    set_chunks(params);
+    const cudaError_t error =
+        launch_parts<Slab>(params, p_.outer, pitch, slab_parts<T>(pitch, params.width, kTileThreads), true);
+    if (error != cudaSuccess) return error;
+    params.inner = p_.inner;
+    params.elements = elements();
+    params.in_vectors = whole(p_.inner) && whole(p_.gap);
+    set_chunks(params);
+    return launch_finish<ViewSlab, false>(params, p_.outer, p_.inner);
   }
 
   // Takes windows of `across` vectors; the result is how many.

@@ -29,14 +29,15 @@ struct SoftmaxTiles {
   int width;                             // slabs: threads that take vectors
   Part<typename Types<T>::Acc>* parts;   // (tiles, chunks, columns)
   Part<typename Types<T>::Acc>* joined;  // (tiles, columns), or null
+  int part_columns;                      // of both, at least those of a tile
   // Of blocks that run together: how many tiles there are, the words of their parts (group_words), and what tells this
   // launch's.
   int64_t tiles;
   void* words;
   CallTag tag;
-  RunIndex runs;  // of an input that is a view
-
-  __device__ __forceinline__ int64_t elements() const { return outer * length * inner; }
+  RunIndex runs;     // of an input that is a view
+  bool in_vectors;   // and whose steps begin and end at multiples of 16 bytes
+  int64_t elements;  // of memory that is read
 };
 
 // A thread's vectors: number k is `apart` elements after the one before, and `range(k)` tells which of its elements are
