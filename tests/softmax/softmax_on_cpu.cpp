@@ -62,6 +62,7 @@ struct Case {
   bool backward, in_place, special;
   int multiprocessors, cluster, shared;  // `shared`: KB of a multiprocessor
   int64_t run, gap, offset;  // of the input, as Runs has them, and from a vector's begin; run 0: as the output's
+  int of_sum = 8;            // units of rounding of a sum
 
   int64_t elements() const { return outer * length * inner; }
   int64_t place(int64_t index) const { return offset + index + (run > 0 ? index / run * gap : 0); }
@@ -169,13 +170,12 @@ class Trial {
     constexpr bool kIsHalf = std::is_same_v<T, __half>;
     constexpr long double kOfHalves = kIsHalf ? 0x1p-11L : 0x1p-8L, kLeast = sizeof(T) == 8 ? 0x1p-1021L : 0x1p-125L;
     const long double unit = sizeof(T) == 8 ? 0x1p-53L : 0x1p-24L, rounding = sizeof(T) == 2 ? kOfHalves : 0,
-                      least = kIsHalf ? 0x1p-24L : kLeast,  // what is less may be 0
-        of_sum = 8 + std::min(c.length / 400.0L, 24.0L);    // units: threads add up to some hundred steps in turn
+                      least = kIsHalf ? 0x1p-24L : kLeast;  // what is less may be 0
     for (int64_t step = 0; step < c.length; ++step) {
       const long double wanted = c.backward ? (x(step) - sum) * y(step) : std::exp(x(step) - largest) / sum,
                         found = widened(to[at(outer, step, column)]);
       const long double error = c.backward ? 40 * unit * (std::abs(x(step)) + magnitude) * std::abs(y(step))
-                                           : unit * (of_sum + 2 * std::min(largest - x(step), 1000.0L)) * wanted;
+                                           : unit * (c.of_sum + 2 * std::min(largest - x(step), 1000.0L)) * wanted;
       if (std::isnan(wanted) ? !std::isnan(found)
                              : !(std::abs(found - wanted) <= error + rounding * std::abs(wanted) + least))
         return complain("y", at(outer, step, column), found, wanted);
@@ -270,6 +270,9 @@ Case together_case(int index, std::mt19937& random) {
 }
 constexpr int kTogetherCount = 36;
 
+// Of what threads add up hundreds of steps of in turn.
+constexpr int kLongSum = 32;
+
 // Columns of more steps than a cluster holds: windows of them, a third in views of padded steps, or slabs of which
 // each block joins some columns.
 Case long_windows_case(std::mt19937& random) {
@@ -279,6 +282,7 @@ Case long_windows_case(std::mt19937& random) {
                 length = (130'000 + random() % 150'000) / inner, outer = random() % 3 ? 1 : 2;
   Case c{outer, length, inner, random() % 2 == 0, random() % 4 == 0, random() % 2 == 0, random() % 3 ? 12 : 9, 1,
       is_slab || random() % 3 == 0 ? 200 : 100, 0, 0, 0};
+  c.of_sum = kLongSum;
   if (random() % 3) return c;
   c.in_place = false, c.backward = random() % 4 == 0;
   c.run = inner, c.gap = random() % 20, c.offset = random() % 2 ? 0 : random() % 9;
@@ -294,7 +298,7 @@ Case padded_slab_case(std::mt19937& random) {
                 length = (200'000 + random() % 150'000) / inner, outer = random() % 3 ? 1 : 2,
                 gap = random() % static_cast<uint64_t>(inner + 1) / unit * unit;
   return {outer, length, inner, random() % 8 == 0, false, random() % 2 == 0, random() % 2 ? 3 : 4, 1, 100, inner, gap,
-      random() % 8 ? 0 : random() % 9};
+      random() % 8 ? 0 : random() % 9, kLongSum};
 }
 constexpr int kPaddedSlabCount = 30;
 
