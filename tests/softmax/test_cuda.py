@@ -127,7 +127,7 @@ def test_long_columns(length: int, inner: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", [(1, 9000, 2003), (2, 14_000, 777), (1, 25_000, 1304), (3, 9600, 1096),
                                    (1, 60_000, 300)], ids=str)  # fmt: skip
 def test_windows_that_no_cluster_holds(shape: tuple[int, int, int], padding: int, dtype: torch.dtype) -> None:
-    """Held by groups of blocks, several at once, or read twice; of views in place."""
+    """Read twice, or in a view held by groups of blocks, several at once."""
     check((4 * torch.randn(*shape[:2], shape[2] + padding, device="cuda")).to(dtype)[..., : shape[2]], 1)
 
 

@@ -199,7 +199,8 @@ class TileLaunch : protected ThreadLaunch<T> {
     return error ? *error : run_chunks();
   }
 
-  // Windows that the blocks of a group hold, several groups at once. A window of 256 bytes where it begins inside of a
+  // Windows of a view that the blocks of a group hold, several groups at once: read twice, it would be copied first.
+  // Without gaps they are as fast read twice. A window of 256 bytes where it begins inside of a
   // sector of 32, as those that a cluster holds, or of 128, of which a group holds twice as many steps.
   std::optional<cudaError_t> run_windows_together() {
     if (p_.inner * kSize % 32 != 0)
@@ -227,9 +228,7 @@ class TileLaunch : protected ThreadLaunch<T> {
     const int64_t shared =
         held_bytes(params.each * kTileThreads, beside + group_exchange_parts(columns, params.chunks));
     if (shared > room) return std::nullopt;
-    if (is_view()) return launch_groups<ViewWindow, false>(params, groups->groups, columns, shared);
-    return p_.backward ? launch_groups<ColumnWindow, true>(params, groups->groups, columns, shared)
-                       : launch_groups<ColumnWindow, false>(params, groups->groups, columns, shared);
+    return launch_groups<ViewWindow, false>(params, groups->groups, columns, shared);
   }
 
   cudaError_t run_chunks() {
@@ -345,7 +344,6 @@ class TileLaunch : protected ThreadLaunch<T> {
     if (const std::optional<cudaError_t> error = run_windows()) return *error;
     // Slabs are read in whole vectors, which windows overlap. Short steps leave lanes of a window without a vector.
     if ((!whole(p_.inner) || p_.inner * kSize <= kSlabStepBytes) && slab_unit() <= kTileThreads) return run_slabs();
-    if (const std::optional<cudaError_t> error = run_windows_together()) return *error;
     return run_column_chunks();
   }
 
