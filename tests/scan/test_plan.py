@@ -135,12 +135,14 @@ def test_parts_of_staged_columns() -> None:
     many = plan([15_000, 500, 2], dim=1)["launch"]
     long = plan([264, 100_001, 3], dim=1, reset=True)["launch"]
     assert few["parts"] > many["parts"] > 1
-    assert few["steps"] >= 3000 and many["steps"] >= 500
+    assert few["steps"] >= 3000
+    assert many["steps"] >= 500
     assert long["steps"] < 100_001
     for launch in (few, many, long):
         assert launch["part_steps"] % 2 == 1
         assert launch["steps"] == launch["parts"] * launch["part_steps"]
-        assert launch["threads"] <= 1024 and launch["shared_bytes"] <= 227 << 10
+        assert launch["threads"] <= 1024
+        assert launch["shared_bytes"] <= 227 << 10
 
 
 def test_dimensions_around_time_are_merged() -> None:

@@ -41,12 +41,15 @@ inline bool outers_are_dense(const ScanProblem& p) {
   return dense(p.input_strides) && dense(p.output_strides) && (!p.reset || dense(p.reset_strides));
 }
 
+constexpr int64_t kStagedStatics = 128;  // bytes of shared memory that the kernels have beside it, at most
+
 inline std::optional<StagedColumnsPlan> finished_staged(
     StagedColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device) {
   plan.most_shared = device.shared_bytes;
   plan.blocks = ceil_div(p.outer, plan.slabs);
   plan.dependent = plan.blocks <= device.dependent_blocks(p);
-  return plan.shared_bytes <= device.shared_bytes ? std::optional<StagedColumnsPlan>(plan) : std::nullopt;
+  const bool fits = plan.shared_bytes + kStagedStatics <= device.shared_bytes;
+  return fits ? std::optional<StagedColumnsPlan>(plan) : std::nullopt;
 }
 
 // So many columns that a thread takes each.
