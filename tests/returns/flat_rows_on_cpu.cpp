@@ -25,13 +25,6 @@ class Trial : public trials::RolloutTrial<T> {
                                   : plan_flat_returns(together, c.multiprocessors, 96 << 10, 1);
     if (!found) return takes_short_returns(p) ? run_short() : this->complain("the plan", 0, 0, 0, 0.0, 0.0);
     plan = links ? linked_plan() : *found;
-    // What may be read in whole vectors.
-    tensors.clear();
-    FlatReturnsSizes{sizeof(T), sizeof(typename Types<T>::Acc), 1}.each_operand(
-        p, [&](const ReturnsInput& input, int64_t bytes, bool) {
-          const Strides& s = input.strides;
-          tensors.push_back({input.data, ((p.outer - 1) * s.outer + p.length + (p.inner - 1) * s.inner) * bytes});
-        });
     switch (flat_form(together)) {
       case FlatForm::kOwn: return run<FlatForm::kOwn>();
       case FlatForm::kLambda: return run<FlatForm::kLambda>();

@@ -142,11 +142,6 @@ class Ways {
       const FlatReturnsSizes sizes{sizeof(T), sizeof(Acc), random() % 2 ? 1 : kMany};
       plan = *plan_linked_returns(scan, sizes, 224 << 10, 1 + random() % 3, 1 + static_cast<int>(random() % 3));
     }
-    tensors.clear();
-    FlatReturnsSizes{sizeof(T), sizeof(Acc), 1}.each_operand(scan, [&](const ReturnsInput& input, int64_t bytes, bool) {
-      const Strides& s = input.strides;
-      tensors.push_back({input.data, ((scan.outer - 1) * s.outer + scan.length + (scan.inner - 1) * s.inner) * bytes});
-    });
     switch (flat_form(scan)) {
       case FlatForm::kGradients: return run_flat<FlatForm::kGradients>(scan, plan);
       case FlatForm::kRowGradients: return run_flat<FlatForm::kRowGradients>(scan, plan);

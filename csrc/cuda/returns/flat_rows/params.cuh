@@ -90,9 +90,9 @@ struct FlatReturnsParams {
   FlatLinks links;
   int tile_rows, tile_steps, last_rows;  // the last tile's
   int64_t count;
-  int warp_bytes, rows_at;   // of shared memory; where what rows have of their own begins
-  int values_at;             // the values behind them, from there
-  FlatParams of_rows, line;  // for copies of what is not flat: all rows, and all of a packed tensor as one
+  int warp_bytes, rows_at;  // of shared memory; where what rows have of their own begins
+  int values_at;            // the values behind them, from there
+  FlatParams of_rows;       // for copies of what is not flat
 
   __device__ __forceinline__ T bootstrap_of(int64_t row) const {
     return bootstrap[RowIndex(of_rows, row).offset(bootstrap_strides)];
@@ -263,7 +263,6 @@ FlatReturnsParams<T> flat_returns_params(
   params.last_rows = static_cast<int>(p.rows() - (plan.tiles - 1) * plan.rows);
   params.count = p.rows() * p.length;
   params.of_rows = flat_geometry(p.outer, p.length, p.inner);
-  params.line = flat_geometry(1, params.count, 1);
   return params;
 }
 

@@ -1,13 +1,11 @@
 // A warp's slice of a tile of rows: neighboring steps, the same of every operand, each one range of shared memory.
 // What lies flat comes and goes by one copy an operand, each of which another lane asks for, and less than 16 bytes at
-// its ends. All else comes by the element, where lanes have one vector, else in words and chunks, and goes in chunks
-// (scan/rows/row_chunks.cuh).
+// its ends. All else by calls (apart.cuh).
 #pragma once
 
 #include "common/ptx/async_copy.cuh"
 #include "common/ptx/bulk_copy.cuh"
-#include "returns/flat_rows/params.cuh"
-#include "scan/rows/row_chunks.cuh"
+#include "returns/flat_rows/apart.cuh"
 
 namespace dcs {
 
@@ -89,27 +87,24 @@ struct FlatSlice {
     return DCS_HAS_BULK_COPIES ? p.operand_count : 32;
   }
   __device__ __forceinline__ void load(uint64_t* barrier) const {
-    bool in_parts = false, has_tail = false;
+    bool is_apart = false, has_tail = false;
 #if DCS_HAS_BULK_COPIES
     if (lane < p.operand_count) {
       const FlatTensor& tensor = p.operands[lane];
       const int bytes = max(count_of(tensor), 0) * tensor.bytes, whole = tensor.is_flat ? bytes / 16 * 16 : 0;
       mbarrier_arrive_expect_tx(barrier, whole);
       if (whole > 0) bulk_load(here + tensor.slot, tensor.data + first() * tensor.bytes, whole, barrier);
-      in_parts = !tensor.is_flat && bytes > 0;
+      is_apart = !tensor.is_flat && bytes > 0;
       has_tail = tensor.is_flat && whole < bytes;
     }
 #else
     mbarrier_arrive(barrier);
-    in_parts = lane < p.operand_count && count_of(p.operands[lane]) > 0;
+    is_apart = lane < p.operand_count && count_of(p.operands[lane]) > 0;
 #endif
-    const uint32_t others = __ballot_sync(0xffffffffu, in_parts);
-    if constexpr (kVectors == 1 && DCS_HAS_BULK_COPIES) {
-      if (others)
-        load_elements(p, here, tile.row - p.lift, up_of(0), count_of(p.operands[0]), tile.left - warp * kSteps, others);
-    } else {
-      if (others) load_parts(p, here, first(), count_of(p.operands[0]), others);
-    }
+    const uint32_t others = __ballot_sync(0xffffffffu, is_apart);
+    if (others)
+      load_apart<T, kVectors>(
+          p, here, tile.row - p.lift, up_of(0), count_of(p.operands[0]), tile.left - warp * kSteps, others);
     if (__any_sync(0xffffffffu, has_tail)) load_tails();
   }
   // What is behind the last whole 16 bytes of the tensors, at once: four lanes for an operand, four bytes each.
@@ -129,68 +124,6 @@ struct FlatSlice {
         if (begin + i < bytes) to[begin + i] = from[begin + i];
     }
   }
-  // Operands of few elements, by the element: most of such a launch is a wait for its code, and this is a fifth of that
-  // of chunks. A lane has every 32nd, and those behind the slice; `row`: where rows are counted from; `up`: the slice's
-  // first step, from there.
-  static __device__ __noinline__ void load_elements(const FlatReturnsParams<T>& p, unsigned char* here, int64_t row,
-      uint32_t up, int count, int left, uint32_t others) {
-    using Acc = typename Types<T>::Acc;
-    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, T>;
-    constexpr int kCount = kOwn + 1;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    int64_t offsets[kCount];
-    Strides known{-1, -1, -1};  // that the offsets are of: no tensor's
-#pragma unroll 1
-    for (; others; others &= others - 1) {
-      const FlatTensor& tensor = p.operands[__ffs(static_cast<int>(others)) - 1];
-      const int end = min(count + tensor.extra, left);
-      const Strides& strides = tensor.strides;
-      if (strides.outer != known.outer || strides.time != known.time || strides.inner != known.inner) {
-        known = strides;
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          const uint32_t step = up + static_cast<uint32_t>(lane + 32 * j), rows = p.length.of(step);
-          const RowIndex index(p.of_rows, row + rows);
-          offsets[j] = index.offset(strides) + (step - rows * p.length.divisor) * strides.time;
-        }
-      }
-      const auto copy = [&](auto element) {
-        using E = decltype(element);
-        const E* const from = reinterpret_cast<const E*>(tensor.data);
-        E* const to = reinterpret_cast<E*>(here + tensor.slot) + lane;
-        E values[kCount];
-#pragma unroll
-        for (int j = 0; j < kCount; ++j)
-          if (lane + 32 * j < end) values[j] = from[offsets[j]];
-#pragma unroll
-        for (int j = 0; j < kCount; ++j)
-          if (lane + 32 * j < end) to[32 * j] = values[j];
-      };
-      if (tensor.bytes == 1) copy(uint8_t{});
-      else if (sizeof(Acc) == sizeof(T) || tensor.bytes == sizeof(T)) copy(Bits{});
-      else copy(Acc{});
-    }
-  }
-  // Operands in chunks. Not inlined: most calls have none.
-  static __device__ __noinline__ void load_parts(
-      const FlatReturnsParams<T>& p, unsigned char* here, int64_t first, int count, uint32_t others) {
-    using Acc = typename Types<T>::Acc;
-    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, T>;
-    const auto load = [&](const FlatTensor& tensor, auto element) {
-      using E = decltype(element);
-      const int all = static_cast<int>(min(int64_t{count + tensor.extra}, p.count - first));
-      load_rows<1>(tensor.is_packed ? p.line : p.of_rows, reinterpret_cast<E*>(here + tensor.slot),
-          reinterpret_cast<const E*>(tensor.data), tensor.is_packed ? Strides{0, 1, 0} : tensor.strides, first, all);
-    };
-    for (; others; others &= others - 1) {
-      const FlatTensor& tensor = p.operands[__ffs(static_cast<int>(others)) - 1];
-      if (tensor.bytes == 1) load(tensor, uint8_t{});
-      else if (sizeof(Acc) == sizeof(T) || tensor.bytes == sizeof(T)) load(tensor, Bits{});
-      else load(tensor, Acc{});
-    }
-    commit_copies();
-    wait_for_copies<0>();
-  }
 
   // What the tile has of the slice, once its lanes have written it.
   __device__ __forceinline__ void store() const {
@@ -199,10 +132,10 @@ struct FlatSlice {
     const int own = warp * kSteps, begin = max(tile.offset - own, 0), end = min(tile.offset + tile.steps - own, kSteps);
     if (begin >= end) return;
     const int whole_begin = min((begin + kVec - 1) / kVec * kVec, end), whole_end = max(end / kVec * kVec, whole_begin);
-    bool in_parts = false;
+    bool is_apart = false;
     if (lane < p.result_count) {
       const FlatTensor& tensor = p.results[lane];
-      in_parts = !tensor.is_flat;
+      is_apart = !tensor.is_flat;
 #if DCS_HAS_BULK_COPIES
       if (tensor.is_flat && whole_end > whole_begin) {
         bulk_store(tensor.data + (first() + whole_begin) * sizeof(T), here + tensor.slot + whole_begin * sizeof(T),
@@ -223,27 +156,9 @@ struct FlatSlice {
         if (whole_end + at < end) to[whole_end + at] = from[whole_end + at];
       }
     }
-    if (__any_sync(0xffffffffu, !DCS_HAS_BULK_COPIES || in_parts)) store_parts(p, here, first(), begin, end);
+    if (__any_sync(0xffffffffu, !DCS_HAS_BULK_COPIES || is_apart))
+      store_apart<T, kVectors>(p, here, tile.row - p.lift, up_of(0), begin, end);
     if (lane < p.result_count) wait_for_stores_to_read();
-  }
-  static __device__ __noinline__ void store_parts(
-      const FlatReturnsParams<T>& p, const unsigned char* here, int64_t first, int begin, int end) {
-#pragma unroll 1
-    for (int i = 0; i < p.result_count; ++i) {
-      const FlatTensor& tensor = p.results[i];
-      const T* const from = reinterpret_cast<const T*>(here + tensor.slot);
-      T* const to = reinterpret_cast<T*>(tensor.data);
-      if (!tensor.is_flat) {
-        store_rows(tensor.is_packed ? p.line : p.of_rows, to, from + begin,
-            tensor.is_packed ? Strides{0, 1, 0} : tensor.strides, first + begin, end - begin);
-        continue;
-      }
-#if !DCS_HAS_BULK_COPIES
-      const int lane = static_cast<int>(threadIdx.x) % 32;
-      for (int at = (begin + kVec - 1) / kVec * kVec + lane * kVec; at + kVec <= end; at += 32 * kVec)
-        *reinterpret_cast<uint4*>(to + first + at) = *reinterpret_cast<const uint4*>(from + at);
-#endif
-    }
   }
 };
 
