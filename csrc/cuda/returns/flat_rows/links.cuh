@@ -37,13 +37,23 @@ struct FlatLinks {
                        *const farther =
                            lane < at.groups_before ? groups + (at.group - 1 - lane) : aboves + (at.above - 1);
     const int count = at.groups_before + (at.above > 0 ? 1 : 0);
-    Words of_tile{}, of_farther{};
-    of_tile.load_if(lane < at.tiles_before, *tile);
+    Words found{}, of_farther{};
+    found.load_if(lane < at.tiles_before, *tile);
     of_farther.load_if(lane < count, *farther);
-    const Segment<double> near = collect(of_tile, tile, at.tiles_before, tag);
-    if (!at.ends_above) publish(before(own, near));
-    double carry = near.total;
-    if (!near.closed) carry = after(near, collect(of_farther, farther, count, tag).total);
+    // The nearer ones and, where none of them is closed, the farther ones, by the same code.
+    const Words* from = tile;
+    int asked = at.tiles_before;
+    Segment<double> near{};
+    double carry = 0.0;
+#pragma unroll 1
+    for (bool is_near = true;; is_near = false) {
+      const Segment<double> some = collect(found, from, asked, tag);
+      carry = is_near ? some.total : after(near, some.total);
+      if (!is_near) break;
+      if (!at.ends_above) publish(before(own, some));
+      if (some.closed) break;
+      near = some, found = of_farther, from = farther, asked = count;
+    }
     publish({after(own, carry), 1.0, true});
     return carry;
   }
@@ -67,7 +77,7 @@ struct FlatLinks {
       if (!__any_sync(0xffffffffu, missing && lane < reach)) break;
       loaded.load_if(missing, *from);
     }
-#pragma unroll
+#pragma unroll 1
     for (int d = 1; d < 32; d *= 2) {
       const double total = shuffle_down(segment.total, d), gates = shuffle_down(segment.gates, d);
       if (lane + d >= reach) continue;
