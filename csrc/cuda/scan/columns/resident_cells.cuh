@@ -79,29 +79,27 @@ struct EarlyCells {
   }
 };
 
-// Flags of a column's next steps, a bit each: those from `least` to `most`. kAtOnce loads are in
-// flight before a flag is used. kBatch: `least` is 0, and `most` is a multiple of it or one more.
-template <int kCount, int kAtOnce, int kBatch, typename Bits>
+// Flags of a column's next steps, a bit each: those from `least`, 0 or 1, to `most`, kAtOnce of them in flight before
+// one is used.
+template <int kAtOnce, typename Bits>
 __device__ __forceinline__ Bits flags_of(CellSteps<const char> from, int least, int most) {
   constexpr int kSum = 16;
   Bits bits = 0;
-#pragma unroll
-  for (int k = 0; k < kCount; k += kAtOnce) {
-    if (k >= most) break;
+#pragma unroll 1
+  for (int k = 0; k < most; k += kAtOnce) {
     uint8_t flags[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce && k + i < kCount; ++i) {
-      const int number = k + i, tested = number % kBatch > 0 ? number / kBatch * kBatch + 1 : number;
-      const bool exists = tested < most && (kBatch > 1 || number >= least);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool exists = k + i < most && (i > 0 || k >= least);
       flags[i] = exists && *reinterpret_cast<const uint8_t*>(from.at) != 0;
       from.next();
     }
     // Sums take one instruction a flag.
     uint32_t sums[(kAtOnce + kSum - 1) / kSum] = {};
 #pragma unroll
-    for (int i = 0; i < kAtOnce && k + i < kCount; ++i) sums[i / kSum] += uint32_t{flags[i]} << i % kSum;
+    for (int i = 0; i < kAtOnce; ++i) sums[i / kSum] += uint32_t{flags[i]} << i % kSum;
 #pragma unroll
-    for (int i = 0; i < kAtOnce && k + i < kCount; i += kSum) bits |= Bits{sums[i / kSum]} << (k + i);
+    for (int i = 0; i < kAtOnce; i += kSum) bits |= Bits{sums[i / kSum]} << (k + i);
   }
   return bits;
 }

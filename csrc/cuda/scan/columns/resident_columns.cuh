@@ -130,10 +130,8 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     if constexpr (kBackward) from.saved = find(p.saved, p.saved_strides, 1);
     load_early<kFull>(memory, from);
     load_resident<kFull>(memory, from);
-    read_flags<kFull>(memory);
   }
 
-  template <bool kFull>
   __device__ __forceinline__ void read_flags(const TileMemory& memory) {
     has_early_cuts = early_steps() > 0 && starts();
     if (early_steps() == 0 && starts()) cuts = 1;
@@ -141,12 +139,11 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     // The flag of the step before is the first bit where gates are those before.
     const int lead = kBackward || p.shifted ? 1 : 0, least = lead && early_step() == 0 ? 1 : 0;
     const auto flags = in_memory(reinterpret_cast<const char*>(p.reset), p.reset_strides, early_step() - lead, 1);
-    constexpr int kGroup = kFull ? kBatch : 1;
     if constexpr (kEarly) {
 #pragma unroll 1
       for (int k = 0; k < early; k += kFlagBatch) {
-        const auto bits = flags_of<kFlagBatch + 1, kFlagBatch + 1, kGroup, uint64_t>(
-            flags.after(k), k == 0 ? least : 0, early - k + lead);
+        const auto bits = flags_of<kFlagBatch + 1, uint64_t>(
+            flags.after(k), k == 0 ? least : 0, min(early - k, kFlagBatch) + lead);
         has_early_cuts = has_early_cuts || bits != 0;
 #pragma unroll
         for (int i = 0; i < kFlagBatch; i += kEarlyBatch)
@@ -154,7 +151,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
       }
     }
     if (count > 0)
-      cuts |= flags_of<kSteps + (kBackward ? 1 : 0), 16, kGroup, Bits>(
+      cuts |= flags_of<std::min(kSteps, 16), Bits>(
           flags.after(early_steps()), early_steps() == 0 ? least : 0, count + lead);
   }
   __device__ __forceinline__ bool has_flags() const { return __any_sync(0xffffffffu, has_early_cuts || cuts != 0); }
@@ -313,6 +310,7 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   const bool full = resident.is_full();
   if (full) resident.template load<true>(memory);
   else resident.template load<false>(memory);
+  resident.read_flags(memory);
   const typename Resident::Carries carries(params, exchange, resident.tile, resident.strip, resident.width);
   if (asks_tag) exchange.tag = tag_of(params.tag, launch);
   carries.store_powers(resident.works, resident.part, resident.column, resident.gamma);
