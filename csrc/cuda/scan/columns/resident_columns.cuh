@@ -51,15 +51,15 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     if constexpr (kHalf && !kStep) gate = make_gate<float, kShort>(gamma);
   }
 
-  // Batches of the steps that there are, or of kCount from one on; kFull: all of a part's.
+  // visit(step, whether it exists): batches with the steps that there are, or of kCount from one on; kFull: all of a
+  // part's.
   template <bool kFull, int kCount = kSteps, typename Visit>
   __device__ __forceinline__ void each(const Visit& visit, int from = 0) const {
 #pragma unroll
     for (int k = 0; k < kCount; k += kBatch) {
       if (from + k >= (kFull ? late_steps() : count)) break;
 #pragma unroll
-      for (int i = k; i < k + kBatch && i < kCount; ++i)
-        if (kFull || from + i < count) visit(from + i);
+      for (int i = k; i < k + kBatch && i < kCount; ++i) visit(from + i, kFull || from + i < count);
     }
   }
   // Whether the warp's threads have all of their steps, and neighbors in time on both sides where they ask for them.
@@ -83,7 +83,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
 #pragma unroll
       for (int k = 0; k < kSteps; k += kLoads) {
         Cell loaded[kLoads];
-        const auto load_cell = [&](int i) {
+        const auto load_cell = [&](int i, bool) {
           if (kFull || (i >= least && i < most)) loaded[i - k] = *reinterpret_cast<const Cell*>(from.at);
           else loaded[i - k] = Cell{};
           from.next();
@@ -142,8 +142,8 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     if constexpr (kEarly) {
 #pragma unroll 1
       for (int k = 0; k < early; k += kFlagBatch) {
-        const auto bits = flags_of<kFlagBatch + 1, uint64_t>(
-            flags.after(k), k == 0 ? least : 0, min(early - k, kFlagBatch) + lead);
+        const auto bits =
+            flags_of<kFlagBatch + 1, uint64_t>(flags.after(k), k == 0 ? least : 0, min(early - k, kFlagBatch) + lead);
         has_early_cuts = has_early_cuts || bits != 0;
 #pragma unroll
         for (int i = 0; i < kFlagBatch; i += kEarlyBatch)
@@ -156,13 +156,14 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   }
   __device__ __forceinline__ bool has_flags() const { return __any_sync(0xffffffffu, has_early_cuts || cuts != 0); }
 
-  // A step's elements, and whether the scan starts anew before it, or does at the next step.
+  // A step's elements, whether the scan starts anew before it, or does at the next step, and whether it is there.
   struct Step {
     Cell input, gates, saved;
-    bool cut, cut_after;
+    bool cut, cut_after, exists;
   };
   // Visits the part's steps in the order of the scan, with their numbers in it, in a batch, and whether it is the first
-  // one, which the compiler knows of most that are not: the early ones, then those in registers.
+  // one, which the compiler knows of most that are not: the early ones, then those in registers. Batches are whole, but
+  // for kFull some of the last one's steps are not there: a branch a step would be several times the code.
   template <bool kFull, bool kCuts, typename Visit>
   __device__ __forceinline__ void each_step(const TileMemory& memory, const Visit& visit) const {
     if constexpr (kEarly) {
@@ -174,18 +175,22 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
         if constexpr (kCuts) bits = (p.reset ? *early_cuts(memory, k) : 0) | (k == 0 && starts() ? 1 : 0);
 #pragma unroll
         for (int i = 0; i < kEarlyBatch; ++i) {
-          if (!kFull && k + i >= early) break;
-          Step step{inputs.get(i)};
-          if constexpr (kStep) step.gates = gate_cells.get(i);
-          if constexpr (kBackward) step.saved = saved_cells.get(i);
+          Step step{};
+          step.exists = kFull || k + i < early;
+          if (step.exists) {
+            step.input = inputs.get(i);
+            if constexpr (kStep) step.gates = gate_cells.get(i);
+            if constexpr (kBackward) step.saved = saved_cells.get(i);
+          }
           set_cuts<kCuts>(step, bits, i);
           visit(step, k + i, i % kBatch, i == 0 && k == 0);
         }
         inputs.move(kEarlyBatch), gate_cells.move(kEarlyBatch), saved_cells.move(kEarlyBatch);
       }
     }
-    each<kFull>([&](int i) {
+    each<kFull>([&](int i, bool exists) {
       Step step{x.get(i)};
+      step.exists = exists;
       if constexpr (kStep) step.gates = gates.get(i);
       if constexpr (kBackward) step.saved = saved.get(i);
       set_cuts<kCuts>(step, cuts, i);
@@ -194,7 +199,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   }
   template <bool kCuts, typename Some>
   static __device__ __forceinline__ void set_cuts(Step& step, Some bits, int i) {
-    step.cut = kCuts && (bits >> i & 1);
+    step.cut = kCuts && step.exists && (bits >> i & 1);
     step.cut_after = kCuts && kBackward && (bits >> (i + 1) & 1);
   }
 
@@ -223,11 +228,12 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     Wide product = cast<Wide>(1.0), some = product;  // of a batch: four floats' product is within a double
     bool closed = false;
     each_step<kFull, kCuts>(memory, [&](const Step& step, int, int in_batch, bool is_first) {
-      const Sum factor = factor_of(step);
-      y = advanced(is_first || step.cut, sum_of(step.input), factor, y);
+      const Sum factor = step.exists ? factor_of(step) : cast<Sum>(1.0),
+                next = advanced(is_first || step.cut, sum_of(step.input), factor, y);
+      y = step.exists ? next : y;
       closed = closed || step.cut;
       if constexpr (kStep) {
-        if (!kFull || sizeof(T) > 4) {
+        if (sizeof(T) > 4) {
           product = power_mul(product, cast<Wide>(factor));
         } else {
           some = in_batch == 0 ? cast<Wide>(factor) : some * cast<Wide>(factor);
@@ -249,20 +255,28 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     CellSteps<char> gates_to{};
     if constexpr (kBackward && kStep)
       gates_to = in_memory(static_cast<char*>(p.grad_gamma), p.grad_gamma_strides, early_step());
+    // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
+    int last = -1;  // its number
+    Sum beyond{};
+    if constexpr (kBackward && !kFull) {
+      const int steps = early + count;
+      if (steps > 0 && early_step() + steps == p.length)
+        last = steps - 1, beyond = cast<Sum>(Values::initial_of(p, index(), 0));
+    }
     each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int, bool) {
-      y = advanced(step.cut, sum_of(step.input), factor_of(step), y);
-      *reinterpret_cast<Cell*>(to.at) = packed<T>({y});
+      const Sum next = advanced(step.cut, sum_of(step.input), factor_of(step), y);
+      y = step.exists ? next : y;
+      if (step.exists) *reinterpret_cast<Cell*>(to.at) = packed<T>({y});
       to.next();
       if constexpr (kBackward) {
-        // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
-        const bool is_last = !kFull && early_step() + number + 1 == p.length;
-        const Sum other = is_last ? cast<Sum>(Values::initial_of(p, index(), 0)) : sum_of(step.saved);
+        const Sum other = !kFull && number == last ? beyond : sum_of(step.saved);
         const Sum term = step.cut_after ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y);
         if constexpr (kStep) {
-          *reinterpret_cast<Cell*>(gates_to.at) = packed<T>({term});
+          if (step.exists) *reinterpret_cast<Cell*>(gates_to.at) = packed<T>({term});
           gates_to.next();
         } else {
-          sum = sum + cast<Wide>(term);
+          const Wide with = sum + cast<Wide>(term);
+          sum = step.exists ? with : sum;
         }
       }
     });
