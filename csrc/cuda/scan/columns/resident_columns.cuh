@@ -44,22 +44,21 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   // next one's bit.
   using Bits = std::conditional_t<(kSteps + (kBackward ? 1 : 0) > 32), uint64_t, uint32_t>;
   Bits cuts = 0;
-  bool has_early_cuts = false;
+  bool has_early_cuts = false, has_early_flags = false;  // the latter also before the step after them
 
   __device__ __forceinline__ explicit ResidentColumns(const ResidentColumnsParams& params) : Index(params) {
     gamma = Values::gamma_of(p, index(), 0);
     if constexpr (kHalf && !kStep) gate = make_gate<float, kShort>(gamma);
   }
 
-  // visit(step, whether it exists): batches with the steps that there are, or of kCount from one on; kFull: all of a
-  // part's.
-  template <bool kFull, int kCount = kSteps, typename Visit>
+  // Batches of a part's steps, or of kCount from one on.
+  template <int kCount = kSteps, typename Visit>
   __device__ __forceinline__ void each(const Visit& visit, int from = 0) const {
 #pragma unroll
     for (int k = 0; k < kCount; k += kBatch) {
-      if (from + k >= (kFull ? late_steps() : count)) break;
+      if (from + k >= late_steps()) break;
 #pragma unroll
-      for (int i = k; i < k + kBatch && i < kCount; ++i) visit(from + i, kFull || from + i < count);
+      for (int i = k; i < k + kBatch && i < kCount; ++i) visit(from + i);
     }
   }
   // Whether the warp's threads have all of their steps, and neighbors in time on both sides where they ask for them.
@@ -79,16 +78,16 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     const auto load_operand = [&](const auto& part, int later, auto& to) {
       auto from = part.after(early_steps());
       const int least = first_step + later < 0 ? 1 : 0,
-                most = static_cast<int>(min(int64_t{kSteps}, p.length - first_step - later));
+                most = static_cast<int>(min(int64_t{count}, p.length - first_step - later));
 #pragma unroll
       for (int k = 0; k < kSteps; k += kLoads) {
         Cell loaded[kLoads];
-        const auto load_cell = [&](int i, bool) {
+        const auto load_cell = [&](int i) {
           if (kFull || (i >= least && i < most)) loaded[i - k] = *reinterpret_cast<const Cell*>(from.at);
           else loaded[i - k] = Cell{};
           from.next();
         };
-        each<kFull, kLoads>(load_cell, k);
+        each<kLoads>(load_cell, k);
 #pragma unroll
         for (int i = k; i < k + kLoads; ++i) to.set(i, loaded[i - k]);
       }
@@ -144,7 +143,8 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
       for (int k = 0; k < early; k += kFlagBatch) {
         const auto bits =
             flags_of<kFlagBatch + 1, uint64_t>(flags.after(k), k == 0 ? least : 0, min(early - k, kFlagBatch) + lead);
-        has_early_cuts = has_early_cuts || bits != 0;
+        has_early_flags = has_early_flags || bits != 0;
+        has_early_cuts = has_early_cuts || (bits & ((uint64_t{1} << min(early - k, kFlagBatch)) - 1)) != 0;
 #pragma unroll
         for (int i = 0; i < kFlagBatch; i += kEarlyBatch)
           if (k + i < early) *early_cuts(memory, k + i) = static_cast<uint16_t>(bits >> i);
@@ -154,7 +154,15 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
       cuts |= flags_of<std::min(kSteps, 16), Bits>(
           flags.after(early_steps()), early_steps() == 0 ? least : 0, count + lead);
   }
-  __device__ __forceinline__ bool has_flags() const { return __any_sync(0xffffffffu, has_early_cuts || cuts != 0); }
+  __device__ __forceinline__ bool has_flags() const {
+    return __any_sync(0xffffffffu, has_early_cuts || has_early_flags || cuts != 0);
+  }
+  // Whether the scan starts anew before a step of the part.
+  __device__ __forceinline__ bool is_cut() const {
+    constexpr int kBits = 8 * sizeof(Bits);
+    const Bits there = count < kBits ? (Bits{1} << count) - 1 : ~Bits{0};
+    return has_early_cuts || (cuts & there) != 0;
+  }
 
   // A step's elements, whether the scan starts anew before it, or does at the next step, and whether it is there.
   struct Step {
@@ -162,45 +170,45 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     bool cut, cut_after, exists;
   };
   // Visits the part's steps in the order of the scan, with their numbers in it, in a batch, and whether it is the first
-  // one, which the compiler knows of most that are not: the early ones, then those in registers. Batches are whole, but
-  // for kFull some of the last one's steps are not there: a branch a step would be several times the code.
-  template <bool kFull, bool kCuts, typename Visit>
+  // one, which the compiler knows of most that are not: the early ones, then those in registers. kPlain: all are there
+  // and none is cut off. Else some are not there, which a branch a step would take several times the code for.
+  template <bool kPlain, typename Visit>
   __device__ __forceinline__ void each_step(const TileMemory& memory, const Visit& visit) const {
     if constexpr (kEarly) {
       auto inputs = early_cells(memory, kInput), gate_cells = early_cells(memory, kGates),
            saved_cells = early_cells(memory, kSaved);
 #pragma unroll 1
-      for (int k = 0; k < (kFull ? t.early_steps : early); k += kEarlyBatch) {
+      for (int k = 0; k < (kPlain ? t.early_steps : early); k += kEarlyBatch) {
         uint32_t bits = 0;
-        if constexpr (kCuts) bits = (p.reset ? *early_cuts(memory, k) : 0) | (k == 0 && starts() ? 1 : 0);
+        if constexpr (!kPlain) bits = (p.reset ? *early_cuts(memory, k) : 0) | (k == 0 && starts() ? 1 : 0);
 #pragma unroll
         for (int i = 0; i < kEarlyBatch; ++i) {
           Step step{};
-          step.exists = kFull || k + i < early;
+          step.exists = kPlain || k + i < early;
           if (step.exists) {
             step.input = inputs.get(i);
             if constexpr (kStep) step.gates = gate_cells.get(i);
             if constexpr (kBackward) step.saved = saved_cells.get(i);
           }
-          set_cuts<kCuts>(step, bits, i);
+          set_cuts<kPlain>(step, bits, i);
           visit(step, k + i, i % kBatch, i == 0 && k == 0);
         }
         inputs.move(kEarlyBatch), gate_cells.move(kEarlyBatch), saved_cells.move(kEarlyBatch);
       }
     }
-    each<kFull>([&](int i, bool exists) {
+    each([&](int i) {
       Step step{x.get(i)};
-      step.exists = exists;
+      step.exists = kPlain || i < count;
       if constexpr (kStep) step.gates = gates.get(i);
       if constexpr (kBackward) step.saved = saved.get(i);
-      set_cuts<kCuts>(step, cuts, i);
+      set_cuts<kPlain>(step, cuts, i);
       visit(step, i + early_steps(), i % kBatch, i == 0 && early_steps() == 0);
     });
   }
-  template <bool kCuts, typename Some>
+  template <bool kPlain, typename Some>
   static __device__ __forceinline__ void set_cuts(Step& step, Some bits, int i) {
-    step.cut = kCuts && step.exists && (bits >> i & 1);
-    step.cut_after = kCuts && kBackward && (bits >> (i + 1) & 1);
+    step.cut = !kPlain && (bits >> i & 1);
+    step.cut_after = !kPlain && kBackward && (bits >> (i + 1) & 1);
   }
 
   static __device__ __forceinline__ Sum sum_of(const Cell& cell) {
@@ -222,16 +230,14 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   }
 
   // The part's segment, with a zero carry.
-  template <bool kFull, bool kCuts>
+  template <bool kPlain>
   __device__ __forceinline__ Segment<Wide> add_up(const TileMemory& memory) const {
     Sum y = cast<Sum>(0.0);
     Wide product = cast<Wide>(1.0), some = product;  // of a batch: four floats' product is within a double
-    bool closed = false;
-    each_step<kFull, kCuts>(memory, [&](const Step& step, int, int in_batch, bool is_first) {
+    each_step<kPlain>(memory, [&](const Step& step, int, int in_batch, bool is_first) {
       const Sum factor = step.exists ? factor_of(step) : cast<Sum>(1.0),
                 next = advanced(is_first || step.cut, sum_of(step.input), factor, y);
       y = step.exists ? next : y;
-      closed = closed || step.cut;
       if constexpr (kStep) {
         if (sizeof(T) > 4) {
           product = power_mul(product, cast<Wide>(factor));
@@ -241,7 +247,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
         }
       }
     });
-    return {cast<Wide>(y), product, closed};
+    return {cast<Wide>(y), product, !kPlain && is_cut()};
   }
 
   __device__ __forceinline__ auto results(const TileMemory& memory) const {
@@ -249,7 +255,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     else return in_memory(static_cast<char*>(p.output), p.output_strides, early_step());
   }
   // The results from the carry into the part; of gamma's gradient, the sum.
-  template <bool kFull, bool kCuts>
+  template <bool kPlain>
   __device__ __forceinline__ void finish(const TileMemory& memory, Sum y, Wide& sum) const {
     auto to = results(memory);
     CellSteps<char> gates_to{};
@@ -258,18 +264,17 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     // grad_gamma[t] = output[t] * conj(saved[next(t)]), where after the last step comes `initial`.
     int last = -1;  // its number
     Sum beyond{};
-    if constexpr (kBackward && !kFull) {
+    if constexpr (kBackward && !kPlain) {
       const int steps = early + count;
       if (steps > 0 && early_step() + steps == p.length)
         last = steps - 1, beyond = cast<Sum>(Values::initial_of(p, index(), 0));
     }
-    each_step<kFull, kCuts>(memory, [&](const Step& step, int number, int, bool) {
-      const Sum next = advanced(step.cut, sum_of(step.input), factor_of(step), y);
-      y = step.exists ? next : y;
+    each_step<kPlain>(memory, [&](const Step& step, int number, int, bool) {
+      y = advanced(step.cut, sum_of(step.input), factor_of(step), y);
       if (step.exists) *reinterpret_cast<Cell*>(to.at) = packed<T>({y});
       to.next();
       if constexpr (kBackward) {
-        const Sum other = !kFull && number == last ? beyond : sum_of(step.saved);
+        const Sum other = !kPlain && number == last ? beyond : sum_of(step.saved);
         const Sum term = step.cut_after ? cast<Sum>(0.0) : plain_step(cast<Sum>(0.0), conj_if(true, other), y);
         if constexpr (kStep) {
           if (step.exists) *reinterpret_cast<Cell*>(gates_to.at) = packed<T>({term});
@@ -330,20 +335,16 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   carries.store_powers(resident.works, resident.part, resident.column, resident.gamma);
   const bool cuts = resident.has_flags();
   if constexpr (Resident::kEarly && !kFlat) wait_for_copies<0>();
-  Segment<Wide> segment;
-  // Passes without branches: of rare element types only where there are no resets.
-  const bool plain = full && (Resident::kCommon || !cuts);
-  if (!plain) segment = resident.template add_up<false, true>(memory);
-  else if (Resident::kCommon && cuts) segment = resident.template add_up<true, true>(memory);
-  else segment = resident.template add_up<true, false>(memory);
+  const bool plain = full && !cuts;
+  const Segment<Wide> segment =
+      plain ? resident.template add_up<true>(memory) : resident.template add_up<false>(memory);
   const typename Resident::Sum y = resident.enter(carries, segment);
   resident.find_steps();
   Wide sum{};
   // A thread without a column of its own would read, as input, results that another thread has stored there.
   if (!kFlat || resident.works) {
-    if (!plain) resident.template finish<false, true>(memory, y, sum);
-    else if (Resident::kCommon && cuts) resident.template finish<true, true>(memory, y, sum);
-    else resident.template finish<true, false>(memory, y, sum);
+    if (plain) resident.template finish<true>(memory, y, sum);
+    else resident.template finish<false>(memory, y, sum);
   }
   if constexpr (kFlat) copy().copy_back();
   if constexpr (kBackward && !kStep) resident.add_sums(carries, sum);
