@@ -79,29 +79,24 @@ struct EarlyCells {
   }
 };
 
-// Flags of a column's next steps, a bit each: those from `least`, 0 or 1, to `most`, kAtOnce of them in flight before
+// Flags of a column's next kCount steps, a bit each: those from `least`, 0 or 1, to `most`. All are in flight before
 // one is used.
-template <int kAtOnce, typename Bits>
-__device__ __forceinline__ Bits flags_of(CellSteps<const char> from, int least, int most) {
+template <int kCount>
+__device__ __forceinline__ uint32_t flags_of(CellSteps<const char> from, int least, int most) {
   constexpr int kSum = 16;
-  Bits bits = 0;
-#pragma unroll 1
-  for (int k = 0; k < most; k += kAtOnce) {
-    uint8_t flags[kAtOnce];
+  static_assert(kCount <= 2 * kSum);
+  uint8_t flags[kCount];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const bool exists = k + i < most && (i > 0 || k >= least);
-      flags[i] = exists && *reinterpret_cast<const uint8_t*>(from.at) != 0;
-      from.next();
-    }
-    // Sums take one instruction a flag.
-    uint32_t sums[(kAtOnce + kSum - 1) / kSum] = {};
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) sums[i / kSum] += uint32_t{flags[i]} << i % kSum;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i += kSum) bits |= Bits{sums[i / kSum]} << (k + i);
+  for (int i = 0; i < kCount; ++i) {
+    const bool exists = i < most && (i > 0 || least == 0);
+    flags[i] = exists && *reinterpret_cast<const uint8_t*>(from.at) != 0;
+    from.next();
   }
-  return bits;
+  // Sums take one instruction a flag.
+  uint32_t sums[2] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sums[i / kSum] += uint32_t{flags[i]} << i % kSum;
+  return sums[0] | sums[1] << kSum;
 }
 
 }  // namespace dcs

@@ -44,7 +44,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   // next one's bit.
   using Bits = std::conditional_t<(kSteps + (kBackward ? 1 : 0) > 32), uint64_t, uint32_t>;
   Bits cuts = 0;
-  bool has_early_cuts = false, has_early_flags = false;  // the latter also before the step after them
+  bool has_early_cuts = false, has_any_flags = false;
 
   __device__ __forceinline__ explicit ResidentColumns(const ResidentColumnsParams& params) : Index(params) {
     gamma = Values::gamma_of(p, index(), 0);
@@ -138,24 +138,27 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     // The flag of the step before is the first bit where gates are those before.
     const int lead = kBackward || p.shifted ? 1 : 0, least = lead && early_step() == 0 ? 1 : 0;
     const auto flags = in_memory(reinterpret_cast<const char*>(p.reset), p.reset_strides, early_step() - lead, 1);
-    if constexpr (kEarly) {
+    const int steps = early + count;
 #pragma unroll 1
-      for (int k = 0; k < early; k += kFlagBatch) {
-        const auto bits =
-            flags_of<kFlagBatch + 1, uint64_t>(flags.after(k), k == 0 ? least : 0, min(early - k, kFlagBatch) + lead);
-        has_early_flags = has_early_flags || bits != 0;
-        has_early_cuts = has_early_cuts || (bits & ((uint64_t{1} << min(early - k, kFlagBatch)) - 1)) != 0;
+    for (int k = 0; k < steps; k += kFlagBatch) {
+      // That of the step after, too.
+      const uint32_t bits =
+          flags_of<kFlagBatch + 1>(flags.after(k), k == 0 ? least : 0, min(steps - k, kFlagBatch) + lead);
+      const int from = k - early_steps();  // in `cuts`
+      if constexpr (kEarly) {
+        const int some = min(early - k, kFlagBatch);
+        if (some > 0) has_early_cuts = has_early_cuts || (bits & ((1u << some) - 1)) != 0;
 #pragma unroll
         for (int i = 0; i < kFlagBatch; i += kEarlyBatch)
-          if (k + i < early) *early_cuts(memory, k + i) = static_cast<uint16_t>(bits >> i);
+          if (i < some) *early_cuts(memory, k + i) = static_cast<uint16_t>(bits >> i);
       }
+      if (from >= 0) cuts |= Bits{bits} << from;
+      else if (from + kFlagBatch >= 0) cuts |= bits >> -from;
+      has_any_flags = has_any_flags || bits != 0;
     }
-    if (count > 0)
-      cuts |= flags_of<std::min(kSteps, 16), Bits>(
-          flags.after(early_steps()), early_steps() == 0 ? least : 0, count + lead);
   }
   __device__ __forceinline__ bool has_flags() const {
-    return __any_sync(0xffffffffu, has_early_cuts || has_early_flags || cuts != 0);
+    return __any_sync(0xffffffffu, has_early_cuts || has_any_flags || cuts != 0);
   }
   // Whether the scan starts anew before a step of the part.
   __device__ __forceinline__ bool is_cut() const {
