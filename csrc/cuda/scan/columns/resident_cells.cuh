@@ -52,8 +52,7 @@ struct EarlyCells {
   __device__ __forceinline__ void move(int steps) { at += steps * step_bytes(); }
 
   // Of `steps` steps, those from `least` to `most`, and zeros: cells of two bytes through registers, others by
-  // asynchronous copies that the thread waits for later. kFull: all of them.
-  template <bool kFull>
+  // asynchronous copies that the thread waits for later.
   __device__ __forceinline__ void load(CellSteps<const char> from, int steps, int least, int most) const {
     constexpr int kAtOnce = sizeof(Cell) == 2 ? 4 * kEarlyBatch : kEarlyBatch;
     char* to = at;
@@ -63,7 +62,7 @@ struct EarlyCells {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (i % kEarlyBatch == 0 && k + i >= steps) break;
-        const bool exists = kFull || (k + i >= least && k + i < most);
+        const bool exists = k + i >= least && k + i < most;
         if constexpr (sizeof(Cell) == 2) loaded[i] = exists ? *reinterpret_cast<const Cell*>(from.at) : Cell{};
         else copy_async<sizeof(Cell)>(to + i * kStride, from.at, exists ? static_cast<int>(sizeof(Cell)) : 0);
         from.next();

@@ -101,14 +101,13 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     if constexpr (kBackward) load_operand(from.saved, 1, saved);
   }
   // The same for the early steps, where they are not in a tile.
-  template <bool kFull>
   __device__ __forceinline__ void load_early(const TileMemory& memory, const Sources& from) const {
     if constexpr (kEarly && !kFlat) {
       if (t.early_steps == 0) return;
       const auto load_operand = [&](const CellSteps<const char>& part, int later, Operand operand) {
         const int64_t first = early_step() + later;
         const int least = first < 0 ? 1 : 0, most = static_cast<int>(min(int64_t{kMostEarlySteps}, p.length - first));
-        early_cells(memory, operand).template load<kFull>(part, t.early_steps, least, most);
+        early_cells(memory, operand).load(part, t.early_steps, least, most);
       };
       load_operand(from.input, 0, kInput);
       if constexpr (kStep) load_operand(from.gates, p.shifted ? -1 : 0, kGates);
@@ -118,8 +117,7 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
   }
 
   // All that the thread reads.
-  template <bool kFull>
-  __device__ __forceinline__ void load(const TileMemory& memory) {
+  __device__ __forceinline__ void load(bool is_full, const TileMemory& memory) {
     Sources from;
     const auto find = [&](const void* pointer, const Strides& strides, int later) {
       return in_memory(static_cast<const char*>(pointer), strides, early_step() + later);
@@ -127,8 +125,9 @@ struct ResidentColumns : ResidentIndex<T, kStep, kBackward, kFlat> {
     if constexpr (!kFlat) from.input = find(p.input, p.input_strides, 0);
     if constexpr (kStep) from.gates = find(p.gamma, p.gamma_strides, p.shifted ? -1 : 0);
     if constexpr (kBackward) from.saved = find(p.saved, p.saved_strides, 1);
-    load_early<kFull>(memory, from);
-    load_resident<kFull>(memory, from);
+    load_early(memory, from);
+    if (is_full) load_resident<true>(memory, from);
+    else load_resident<false>(memory, from);
   }
 
   __device__ __forceinline__ void read_flags(const TileMemory& memory) {
@@ -330,8 +329,7 @@ __global__ void __launch_bounds__(kColumnThreads, resident_blocks(sizeof(T)))
   if (asks_tag) launch = launch_of(params.tag);
   if constexpr (kFlat) copy().template fetch<kStep>();
   const bool full = resident.is_full();
-  if (full) resident.template load<true>(memory);
-  else resident.template load<false>(memory);
+  resident.load(full, memory);
   resident.read_flags(memory);
   const typename Resident::Carries carries(params, exchange, resident.tile, resident.strip, resident.width);
   if (asks_tag) exchange.tag = tag_of(params.tag, launch);
