@@ -352,17 +352,21 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
     const double next = !shifts ? load(p.next_values, t) : is_last ? load(p.bootstrap_value, 0) : load(p.values, t + 1);
     return rates.step(load(p.rewards, t), next, terminal || (shifts && truncation), terminal || truncation || is_last);
   };
-  // From step first + n - 1 on: what windows have beyond their common part. `total` and `gate`: of its steps so far.
-  double y[kOut], total = 0, gate = 1;
-#pragma unroll
+  // From step first + n - 1 on: what windows have beyond their common part. `total` and `gate`: of its steps so far. In
+  // loops that are not unrolled results move on from place to place: a step's code is long.
+  double y[kOut] = {}, total = 0, gate = 1;
+#pragma unroll 1
   for (int i = 0; i < kOut; ++i) {
     const NStep<double> s = step(first + p.steps - 1 + i);
     const bool closed = gate == 0.0;
-    y[i] = closed ? total : fold(total, gate, s.own);
+#pragma unroll
+    for (int j = 0; j + 1 < kOut; ++j) y[j] = y[j + 1];
+    y[kOut - 1] = closed ? total : fold(total, gate, s.own);
     if (!closed) total = fold(total, gate, s.mixed), gate = clamped_mul(gate, s.gate);
   }
   // The common part, from its last step back.
   total = 0, gate = 1;
+#pragma unroll 1
   for (int64_t t = min(first + p.steps - 2, p.length - 1); t >= first + kOut - 1; --t) {
     const NStep<double> s = step(t);
     total = s.before(total);
@@ -370,11 +374,12 @@ __global__ void __launch_bounds__(kNStepThreads) n_step_kernel(const __grid_cons
   }
 #pragma unroll
   for (int i = 0; i < kOut; ++i) y[i] = gate == 0.0 ? total : fold(total, gate, y[i]);
-#pragma unroll
+#pragma unroll 1
   for (int k = kOut - 2; k >= 0; --k) {
     const NStep<double> s = step(first + k);
 #pragma unroll
-    for (int i = 0; i <= k; ++i) y[i] = s.before(y[i]);
+    for (int i = 0; i + 1 < kOut; ++i)
+      if (i <= k) y[i] = s.before(y[i]);
   }
 #pragma unroll
   for (int i = 0; i < kOut; ++i)
