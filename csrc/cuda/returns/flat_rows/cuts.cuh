@@ -123,6 +123,18 @@ struct FlatLaneCuts {
     return of_ratio;
   }
 
+  // A number times those of a vector, one after the other in a loop that is not unrolled: they move on from place to
+  // place.
+  static __device__ __forceinline__ double careful_product(double product, Acc (&of)[kVec], int count) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      product = power_mul(product, static_cast<double>(of[0]));
+#pragma unroll
+      for (int j = 0; j + 1 < kVec; ++j) of[j] = of[j + 1];
+    }
+    return product;
+  }
+
   // A power over lanes of a number of at most 1, `of` over one lane: it does not vanish.
   static __device__ __forceinline__ double bounded_weight(double weight, double of) {
     return bounded_product(weight, of);

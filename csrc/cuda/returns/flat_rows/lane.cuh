@@ -203,8 +203,10 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
     for (int k = 0; k < kVectors; ++k) {
       Factors factors;
       read_factors(k, factors);
+      Acc of_steps[kVec];
 #pragma unroll
-      for (int j = 0; j < kVec; ++j) product = power_mul(product, static_cast<double>(factor(factors, j)));
+      for (int j = 0; j < kVec; ++j) of_steps[j] = factor(factors, j);
+      product = Cuts::careful_product(product, of_steps, kVec);
     }
     return product;
   }

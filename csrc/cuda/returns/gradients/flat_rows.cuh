@@ -245,9 +245,10 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
     for (int k = 0; k < kVectors; ++k) {
       Factors factors;
       this->read_factors(k, factors);
+      Acc of_steps[kVec];
 #pragma unroll
-      for (int j = 0; j < kVec; ++j)
-        if (k * kVec + j < kOwn - 1) product = power_mul(product, static_cast<double>(this->factor(factors, j)));
+      for (int j = 0; j < kVec; ++j) of_steps[j] = this->factor(factors, j);
+      product = Cuts::careful_product(product, of_steps, min(kVec, kOwn - 1 - k * kVec));
     }
     return product;
   }
