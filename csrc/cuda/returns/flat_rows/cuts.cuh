@@ -7,6 +7,15 @@
 
 namespace dcs {
 
+// What of the carry into a warp reaches a lane: what the lanes behind it carry into it, and what takes a carry over
+// them, where no cut lies in them.
+template <typename Wide>
+struct FlatCarry {
+  Wide before, weight;
+  bool enters;
+  __device__ __forceinline__ Wide from(Wide warp) const { return enters ? fold(before, weight, warp) : before; }
+};
+
 template <typename T, FlatForm kForm, int kVectors>
 struct FlatLaneCuts {
   using Slice = FlatSlice<T, kVectors>;
@@ -142,11 +151,48 @@ struct FlatLaneCuts {
   static __device__ __forceinline__ float bounded_weight(float weight, float of) {
     return of != 0.f && fabsf(weight) < FLT_MIN ? copysignf(FLT_MIN, weight) : weight;
   }
-  // Over 1, 2, 4, ... lanes, from that over one.
-  static __device__ __forceinline__ void square_powers(double over_lane, double (&powers)[6]) {
-    powers[0] = over_lane;
+
+  // Folds a lane's total with those of the lanes before it in the scan, as far as `reach`. In `gates` what takes a
+  // carry over the lane, where gates are no number of all lanes', and then over the warp.
+  template <bool kGoesBack, typename Wide>
+  __device__ __forceinline__ void fold_lanes(int reach, Wide& total, Wide& gates, FlatCarry<Wide>& carry) const {
+    const auto moved_on = [](Wide value, int d) { return kGoesBack ? shuffle_down(value, d) : shuffle_up(value, d); };
+    const int before = kGoesBack ? 31 - lane : lane;
+    carry.weight = 1;
+    if constexpr (kFactors || kRows) {
+      // Their products are long: the loop is not unrolled. Gates of a row's lanes are the same.
+      [[maybe_unused]] const Wide over_lane = gates;
+#pragma unroll 1
+      for (int d = 1; d < 32; d *= 2) {
+        const Wide other = moved_on(total, d);
+        if (reach >= d) total = fold(total, gates, other);
+        if constexpr (kFactors) {
+          const Wide others = moved_on(gates, d);
+          if (reach >= d) gates = power_mul(gates, others);
+        } else {
+          if (before & d) carry.weight *= gates;
+          gates = power_mul(gates, gates);
+        }
+      }
+      if constexpr (kFactors) carry.weight = moved_on(gates, 1);
+      else carry.weight = bounded_weight(carry.weight, over_lane);
+    } else {
+      const auto power = [&](int j) {
+        if constexpr (std::is_same_v<Wide, float>) return p.short_powers[j];
+        else return p.powers[j];
+      };
 #pragma unroll
-    for (int j = 1; j < 6; ++j) powers[j] = power_mul(powers[j - 1], powers[j - 1]);
+      for (int j = 0; j < 5; ++j) {
+        const int d = 1 << j;
+        const Wide other = moved_on(total, d);
+        if (reach >= d) total = fold(total, power(j), other);
+        if (before & d) carry.weight *= power(j);
+      }
+      carry.weight = bounded_weight(carry.weight, power(0));
+      gates = power(5);
+    }
+    carry.before = moved_on(total, 1);
+    if (before == 0) carry.before = 0, carry.weight = 1;
   }
 
   // Rows.

@@ -42,12 +42,11 @@ struct FlatCluster : ClusterSegments<Wide, kMostFlatReturnsCluster> {
   static __device__ __forceinline__ int blocks_before(int rank, int count) {
     return kGoesBack ? count - 1 - rank : rank;
   }
-  // The carry into the block, by all threads.
-  __device__ __forceinline__ Wide enter(const Segment<Wide>* warps, int rank, int count) {
+  // The carry into the block, whose segment is `own`, by all threads.
+  __device__ __forceinline__ Wide enter(const Segment<Wide>& own, int rank, int count) {
     const int thread = static_cast<int>(threadIdx.x);
     wait_for_cluster();
-    if (kGoesBack ? thread < rank : thread > rank && thread < count)
-      this->store(all_joined<kGoesBack>(warps, static_cast<int>(blockDim.x / 32)), rank, thread);
+    if (kGoesBack ? thread < rank : thread > rank && thread < count) this->store(own, rank, thread);
     this->wait();
     return joined_before<kGoesBack>(this->of_blocks, rank, count).total;
   }
@@ -91,11 +90,12 @@ __device__ __forceinline__ void run_flat_rows(const Params& p) {
   __syncthreads();
   __shared__ Wide linked;
   Wide behind = 0;
+  Segment<Wide> own{};
+  if (warp == 0 && (p.cluster > 1 || p.is_linked)) own = all_joined<kGoesBack>(segments, warps);
   if (p.cluster > 1) {
-    behind = cluster.enter(segments, tile.rank, p.cluster);
+    behind = cluster.enter(own, tile.rank, p.cluster);
   } else if (p.is_linked) {
     if (warp == 0) {
-      const Segment<Wide> own = all_joined<kGoesBack>(segments, warps);
       const double carry = p.links.enter({own.total, own.gates, own.closed}, tile.row, tile.number, tag);
       if (lane == 0) linked = static_cast<Wide>(carry);
     }

@@ -8,15 +8,6 @@
 
 namespace dcs {
 
-// What of the carry into a warp reaches a lane: what the lanes behind it carry into it, and what takes a carry over
-// them, where no cut lies in them.
-template <typename Wide>
-struct FlatCarry {
-  Wide before, weight;
-  bool enters;
-  __device__ __forceinline__ Wide from(Wide warp) const { return enters ? fold(before, weight, warp) : before; }
-};
-
 template <typename T, FlatForm kForm, int kVectors>
 struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   using Cuts = FlatLaneCuts<T, kForm, kVectors>;
@@ -215,36 +206,10 @@ struct FlatLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ Segment<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed >> lane;
     const int reach = ahead ? __ffs(static_cast<int>(ahead)) - 1 : 31 - lane;
-    double row_powers[6] = {};
-    if constexpr (kRows && !kFactors) this->square_powers(row_power(), row_powers);
-    const auto power = [&](int j) {
-      if constexpr (kRows) return row_powers[j];
-      else if constexpr (std::is_same_v<Wide, float>) return p.short_powers[j];
-      else return p.powers[j];
-    };
-#pragma unroll
-    for (int j = 0; j < 5; ++j) {
-      const int d = 1 << j;
-      const Wide other = shuffle_down(total, d);
-      if (reach >= d) total = fold(total, kFactors ? gates : power(j), other);
-      if constexpr (kFactors) {
-        const Wide others = shuffle_down(gates, d);
-        if (reach >= d) gates = power_mul(gates, others);
-      }
-    }
-    carry.before = shuffle_down(total, 1);
-    if constexpr (kFactors) {
-      carry.weight = shuffle_down(gates, 1);
-    } else {
-      carry.weight = 1;
-#pragma unroll
-      for (int j = 0; j < 5; ++j)
-        if ((31 - lane) >> j & 1) carry.weight *= power(j);
-      carry.weight = this->bounded_weight(carry.weight, power(0));
-    }
-    if (lane == 31) carry.before = 0, carry.weight = 1;
+    if constexpr (kRows && !kFactors) gates = row_power();
+    this->template fold_lanes<kGoesBack>(reach, total, gates, carry);
     carry.enters = (ahead >> 1) == 0;
-    return {total, kFactors ? gates : power(5), closed != 0};
+    return {total, gates, closed != 0};
   }
 
   // The results from the carry into the lane, in the place of operands.

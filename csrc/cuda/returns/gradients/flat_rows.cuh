@@ -257,32 +257,10 @@ struct FlatGradientsLane : FlatLaneCuts<T, kForm, kVectors> {
   __device__ __forceinline__ Segment<Wide> exchange(Wide total, Wide gates, FlatCarry<Wide>& carry) const {
     const uint32_t closed = __ballot_sync(0xffffffffu, cuts != 0), ahead = closed & ((1u << lane) - 1);
     const int reach = closed >> lane & 1 ? 0 : ahead ? lane - 31 + __clz(static_cast<int>(ahead)) : lane;
-    double row_powers[6] = {};
-    if constexpr (kRows) this->square_powers(row_power(), row_powers);
-    const auto power = [&](int j) {
-      if constexpr (kRows) return row_powers[j];
-      else if constexpr (kShort) return p.short_powers[j];
-      else return p.powers[j];
-    };
-    carry.weight = 1;
-#pragma unroll
-    for (int j = 0; j < 5; ++j) {
-      const int d = 1 << j;
-      const Wide other = shuffle_up(total, d);
-      if (reach >= d) total = fold(total, kFactors ? gates : static_cast<Wide>(power(j)), other);
-      if constexpr (kFactors) {
-        const Wide others = shuffle_up(gates, d);
-        if (reach >= d) gates = power_mul(gates, others);
-      } else if (lane & d) {
-        carry.weight *= power(j);
-      }
-    }
-    if constexpr (kFactors) carry.weight = shuffle_up(gates, 1);
-    else carry.weight = this->bounded_weight(carry.weight, power(0));
-    carry.before = shuffle_up(total, 1);
-    if (lane == 0) carry.before = 0, carry.weight = 1;
+    if constexpr (kRows && !kFactors) gates = row_power();
+    this->template fold_lanes<kGoesBack>(reach, total, gates, carry);
     carry.enters = ahead == 0;
-    return {total, kFactors ? gates : static_cast<Wide>(power(5)), closed != 0};
+    return {total, gates, closed != 0};
   }
 
   // The gradients from the carry into the lane, in the place of operands.
