@@ -141,10 +141,11 @@ inline std::optional<StagedColumnsPlan> fit_staged_parts(const ScanProblem& p, c
   return finished_staged(plan, p, device);
 }
 
-// Fewer of them, of outer rows for all multiprocessors: threads take parts of a column's steps.
+// Of outer rows for all multiprocessors: threads take parts of a column's steps.
 inline std::optional<StagedColumnsPlan> plan_staged_parts(const ScanProblem& p, const DeviceLimits& device) {
   if (!columns_are_staged(p) || !powers_fold(p) || device.cluster == 0 || p.length < kFewestPartedSteps ||
-      p.outer < kPartedRows * device.multiprocessors || plan_small_columns(p, device) || plan_stream_columns(p, device))
+      p.outer < kPartedRows * device.multiprocessors || plan_small_columns(p, device) ||
+      plan_stream_columns(p, device) || parts_of(p, device) == 1)
     return std::nullopt;
   return fit_staged_parts(p, device);
 }

@@ -200,11 +200,11 @@ constexpr int few_steps_blocks(int64_t bytes, int unit, bool step, bool backward
   if (bytes * unit <= 4) return bytes * unit == 4 && !step && !backward ? 5 : 4;
   return bytes > 8 ? 2 : bytes == 8 || (step && backward) ? 3 : 4;
 }
-constexpr int kResidentWords = 32;  // of four bytes that a thread holds
-constexpr int kResidentBatch = 4;   // of its steps at once
-constexpr int kEarlyWords = 32;     // that it has in shared memory beside them where there are many tiles
-constexpr int kEarlyBatch = 8;      // of those steps at once
-constexpr int kFlagBatch = 2 * kEarlyBatch;  // of their flags
+constexpr int kResidentWords = 32;                // of four bytes that a thread holds
+constexpr int kResidentBatch = 4;                 // of its steps at once
+constexpr int kEarlyWords = 32;                   // that it has in shared memory beside them where there are many tiles
+constexpr int kEarlyBatch = 8;                    // of those steps at once
+constexpr int kFlagBatch = 2 * kEarlyBatch;       // of their flags
 constexpr int kMostEarlySteps = 2 * kEarlyWords;  // in half precision
 // Most columns of a block that holds its tile. Of more than kWideSpan, and of as many rounds of blocks as begin apart,
 // a block has up to these: it reads and writes longer ranges of a step, which are seldom whole sectors. 134 random
