@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torch_dcs_ops import cumsum, discounted_cumsum
+
 from scan.cuda_checks import check_against_cpu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -38,3 +40,24 @@ def test_padded_rows(shape: tuple[int, int, int], share: float, kind: str, dtype
     initial = torch.randn(rows, device="cuda").to(dtype).requires_grad_()
     reset = torch.rand(rows, steps, device="cuda") < max(share, 1 / (rows * steps))
     check_against_cpu(x, gamma, initial, reset, dim=1, direction=direction)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("gap", [1, 2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("shape", [(400, 2003), (160, 7000), (2, 33, 9001), (5, 200_003)], ids=str)
+@pytest.mark.each_pair
+def test_padded_rows_of_one_tensor(shape: tuple[int, ...], gap: int, dtype: torch.dtype, reverse: bool) -> None:
+    """From any address on, what lies between them NaN."""
+    wide = torch.full((*shape[:-1], shape[-1] + 2 * gap), float("nan"), device="cuda", dtype=dtype)
+    x = wide[..., gap:-gap].copy_(torch.randn(shape, device="cuda"))
+    eps = torch.finfo(dtype).eps + (1e-6 if dtype != torch.float64 else 1e-12)
+    exact = x.double().cpu()
+    for found, expected in (
+        (cumsum(x, -1, reverse=reverse), cumsum(exact, -1, reverse=reverse)),
+        (
+            discounted_cumsum(x, 0.97, dim=-1, direction="right" if reverse else "left"),
+            discounted_cumsum(exact, 0.97, dim=-1, direction="right" if reverse else "left"),
+        ),
+    ):
+        assert (found.double().cpu() - expected).abs().max() <= eps * expected.abs().max()
