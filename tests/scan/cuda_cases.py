@@ -208,13 +208,14 @@ def _columns() -> list[Problem]:
 
 def _slabs() -> list[Problem]:
     """Few neighboring columns of many outer rows: shorter than what is staged at a time, and of some such stages; of
-    fewer outer rows in parts, of lanes and of warps."""
+    more steps in parts, of lanes and of warps."""
     problems = []
-    for dtype, inner in ((BFLOAT, 3), (FLOAT, 3), (DOUBLE, 5)):
+    for dtype, inner, stages in ((BFLOAT, 3, (50_001, 71)), (FLOAT, 3, (20_001, 61)), (DOUBLE, 5, (20_001, 61))):
         problems += [
             Problem("stream_columns_kernel", (260, 24_900, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 25, inner), dtype),
-            Problem("staged_columns_kernel", (20_001, 135, inner), dtype, "row", reset=True, initial=True),
+            Problem("staged_columns_kernel", (*stages, inner), dtype, "row", reset=True, initial=True),
+            Problem("staged_parts_kernel", (10_001, 135, inner), dtype, "row", reset=True, initial=True),
             Problem("staged_parts_kernel", (3001, 700, inner), dtype, reset=True),
             Problem("staged_parts_kernel", (3001, 700, inner), dtype, "row", reset=True, initial=True),
             Problem("staged_parts_kernel", (301, 5003, inner), dtype, "row", reset=True),
