@@ -31,6 +31,8 @@ _jit_tracing = torch._C._is_tracing
 _unrecorded = boxed(_registry.scan_unrecorded)
 _PLAIN = (Tensor, Parameter)
 _functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def tracked(input: Tensor, gamma: Tensor | None, initial: Tensor | None) -> bool:
@@ -42,6 +44,17 @@ def tracked(input: Tensor, gamma: Tensor | None, initial: Tensor | None) -> bool
     ):
         return True
     return in_forward_mode() and (input.is_floating_point() or input.is_complex())
+
+
+def watched(input: Tensor) -> bool:
+    """Whether somebody looks on: modes and subclasses are shown an op, not what it calls."""
+    return (
+        type(input) not in _PLAIN
+        or _dispatch_modes() > 0
+        or _functorch_active()
+        or forward_ad._current_level >= 0
+        or _autocast_enabled()
+    )
 
 
 def differentiable_scan(run: Callable[[], Tensor] | None, input: Tensor, *args: Any) -> Tensor:
@@ -126,11 +139,12 @@ class ScanFunction(Node):
         grad_input: Any = None
         grad_gamma: Any = None
         grad_initial: Any = None
-        if need_gamma and call.window is None and not call.shifted and not torch.is_grad_enabled():
-            grad_input, grad_gamma = gradients.fused_gradients(grad, output, call)
+        if need_gamma and call.window is None and not call.shifted and not _is_grad_enabled():
+            grad_input, grad_gamma = _fused_gradients(grad, output, call)
         else:
             if need_input or call.window is None:
-                grad_input = gradients.adjoint(grad, call)
+                is_seen = _is_grad_enabled() or watched(grad)
+                grad_input = gradients.adjoint(grad, call, _registry.scan if is_seen else unrecorded_scan)
             if need_gamma and call.window is None:
                 grad_gamma = gradients.gamma_gradient(grad_input, output, call)
             elif need_gamma:
@@ -150,6 +164,18 @@ class ScanFunction(Node):
             output, gamma, initial = primals((output, call.gamma, call.initial))
             call = call._replace(gamma=gamma, initial=initial)
             return gradients.tangent(tangent_input, tangent_gamma, tangent_initial, output, call)
+
+
+def _fused_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor, Tensor]:
+    """Of input and gamma, where nothing is to be recorded."""
+    if watched(grad):
+        return gradients.fused_gradients(grad, output, call)
+    with torch._C._AutoDispatchBelowAutograd():
+        return gradients.fused_gradients(grad, output, call)
+
+
+# differentiable_scan of a plain call. An attribute of the C++ base class, which the stubs leave out.
+recorded_scan: Callable[..., Tensor] = ScanFunction.apply  # type: ignore[attr-defined]
 
 
 def _saved_call(ctx: Any, ndim: int) -> tuple[Any, Any, ScanCall]:

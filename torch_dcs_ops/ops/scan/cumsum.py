@@ -13,9 +13,8 @@ from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below
 from .._common.validate import dtype_name, fail
-from .autograd import differentiable_scan, tracked, unrecorded_scan
+from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan, watched
 from .backends import BACKENDS, Backend
-from .discounted_cumsum import watched
 from .validate import check_argument_types, check_scan
 
 _op = _registry.cumsum
@@ -61,9 +60,10 @@ def cumsum(input: Tensor, dim: int = -1, *, reverse: bool = False, dtype: torch.
         output = _op(input, dim, reverse=reverse, dtype=dtype)
         return output
     try:
-        is_recorded = _is_grad_enabled() and input.requires_grad
-        if dtype is None and not is_recorded and not watched(input) and _is_inexact(input.dtype):
+        if dtype is None and not watched(input) and _is_inexact(input.dtype):
             try:
+                if _is_grad_enabled() and input.requires_grad:
+                    return recorded_scan(None, input, None, 1.0, dim, reverse, False, None, None, None)
                 return unrecorded_scan(input, None, 1.0, dim, reverse, False, None, None, None)
             except (IndexError, RuntimeError, TypeError):
                 pass  # The public op says what is wrong, in its name.

@@ -13,6 +13,8 @@ it must itself be differentiated; that, and a per-step gamma, goes through the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -24,15 +26,14 @@ from ...reference.scan import ScanCall
 from .._common.validate import known
 
 
-def adjoint(grad: Tensor, call: ScanCall) -> Tensor:
-    """Gradient of a scan's input."""
+def adjoint(grad: Tensor, call: ScanCall, scan: Callable[..., Tensor] = _registry.scan) -> Tensor:
+    """Gradient of a scan's input, by `scan`."""
     gamma = _row_gamma(call.gamma, grad.dim(), call.dim)
     if gamma is not None and gamma.is_complex():
         gamma = gamma.conj_physical()
-    output: Tensor = _registry.scan(
+    return scan(
         grad, gamma, call.gamma_value, call.dim, not call.reverse, not call.shifted, None, call.reset, call.window
     )
-    return output
 
 
 def fused_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor, Tensor]:

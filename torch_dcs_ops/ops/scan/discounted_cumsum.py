@@ -7,20 +7,17 @@ section 1.4: that is what the parallel kernels compute.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
-from torch.nn import Parameter
 
 from ... import _registry
 from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below
-from .autograd import ScanFunction, differentiable_scan, tracked, unrecorded_scan
+from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan, watched
 from .backends import BACKENDS, Backend
 from .kernel_ops import scan_flops
 from .packed import joined
@@ -31,14 +28,8 @@ _tensor_op = _registry.discounted_cumsum_tensor
 _number_op = _registry.discounted_cumsum_number
 
 # Looked up once: an attribute of a module is 30 ns, and a call has 2 us for everything but the kernel.
-_functorch_active = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_autocast_enabled = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
-# An attribute of the C++ base class, which the stubs leave out.
-_apply: Callable[..., Tensor] = ScanFunction.apply  # type: ignore[attr-defined]
 _INT64 = torch.int64
-_PLAIN = (Tensor, Parameter)
 
 
 def discounted_cumsum(
@@ -124,22 +115,11 @@ def discounted_cumsum(
             or (rates is not None and rates.requires_grad)
             or (initial is not None and initial.requires_grad)
         ):
-            return _apply(None, input, rates, number, dim, reverse, False, initial, reset, window)
+            return recorded_scan(None, input, rates, number, dim, reverse, False, initial, reset, window)
         return unrecorded_scan(input, rates, number, dim, reverse, False, initial, reset, window)
     except (AttributeError, RuntimeError, TypeError):
         check_argument_types(_OP, input, gamma, dim, initial, reset, window)
         raise
-
-
-def watched(input: Tensor) -> bool:
-    """Whether somebody looks on: modes and subclasses are shown the public op."""
-    return (
-        type(input) not in _PLAIN
-        or _dispatch_modes() > 0
-        or _functorch_active()
-        or forward_ad._current_level >= 0
-        or _autocast_enabled()
-    )
 
 
 def _packed(
