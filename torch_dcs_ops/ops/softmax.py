@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .. import _registry
 from ..reference import softmax as reference
 from ._common import autocast, flops
-from ._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals, run_below, tracked
+from ._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals, run_below, tracked, watched
 from ._common.triton import TRITON_KEYS, launchers
 from ._common.validate import (
     check_dense,
@@ -30,6 +32,7 @@ _OP = "softmax"
 _BACKWARD_OP = "_softmax_backward"
 _op = _registry.softmax
 _backward_op = _registry.softmax_backward
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def softmax(input: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -68,7 +71,13 @@ def softmax(input: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -
     """
     try:
         output: Tensor
-        if dtype is None:
+        if dtype is None and not is_compiling() and not watched(input):
+            # Past the kernel at the Autograd key, which is Python.
+            if _is_grad_enabled() and input.requires_grad:
+                return _recorded(None, input, dim)
+            with torch._C._AutoDispatchBelowAutograd():
+                output = _op(input, dim)
+        elif dtype is None:
             output = _op(input, dim)
         else:
             check_floating_dtype(_OP, "dtype", dtype)
@@ -150,7 +159,7 @@ class SoftmaxFunction(Node):
     """One softmax as a node of autograd's graph; saves the output."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: torch._C.DispatchKeySet, input: Tensor, dim: int) -> Tensor:
+    def forward(ctx: Any, keyset: torch._C.DispatchKeySet | None, input: Tensor, dim: int) -> Tensor:
         output: Tensor = run_below(_op, keyset, input, dim)
         ctx.dim = dim
         ctx.set_materialize_grads(False)
@@ -164,7 +173,10 @@ class SoftmaxFunction(Node):
         if grad is None:
             return None, None, None
         (output,) = ctx.saved_tensors
-        return None, _backward_op(grad, output, ctx.dim), None
+        if _is_grad_enabled() or watched(grad):
+            return None, _backward_op(grad, output, ctx.dim), None
+        with torch._C._AutoDispatchBelowAutograd():
+            return None, _backward_op(grad, output, ctx.dim), None
 
     @staticmethod
     def jvp(ctx: Any, _: Any, tangent: Tensor | None, __: Any) -> Tensor:
@@ -172,6 +184,10 @@ class SoftmaxFunction(Node):
             (output,) = primals(ctx.saved_tensors)
             # The Jacobian is symmetric.
             return torch.zeros_like(output) if tangent is None else _backward_op(tangent, output, ctx.dim)
+
+
+# An attribute of the C++ base class, which the stubs leave out.
+_recorded: Callable[..., Tensor] = SoftmaxFunction.apply  # type: ignore[attr-defined]
 
 
 def _autograd(keyset: torch._C.DispatchKeySet, input: Tensor, dim: int = -1) -> Tensor:

@@ -18,9 +18,14 @@ from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.nn import Parameter
 
 _is_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_autocast_enabled = torch._C._is_any_autocast_enabled
+# Tensors that are what their memory says.
+PLAIN = (Tensor, Parameter)
 _unpack_dual = torch._VF._unpack_dual
 _AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 _dispatch_keys = torch._C._dispatch_keys
@@ -65,7 +70,7 @@ def is_plain_call(*values: Any) -> bool:
     if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS):
         return False
     tensors = [value for value in values if isinstance(value, Tensor)]
-    return all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type != "meta" for t in tensors)
+    return all(type(t) in PLAIN and t.device.type != "meta" for t in tensors)
 
 
 def is_direct_call(*values: Any) -> bool:
@@ -74,6 +79,17 @@ def is_direct_call(*values: Any) -> bool:
         return False
     # Others are not what their memory says: those of `is_grads_batched` are many, and others have a sign beside it.
     return not any(isinstance(value, Tensor) and _dispatch_keys(value).raw_repr() & ~_PLAIN_KEYS for value in values)
+
+
+def watched(input: Tensor) -> bool:
+    """Whether somebody looks on: modes and subclasses are shown an op, not what it calls."""
+    return (
+        type(input) not in PLAIN
+        or _dispatch_modes() > 0
+        or _functorch_active()
+        or forward_ad._current_level >= 0
+        or _autocast_enabled()
+    )
 
 
 def tracked(*values: Any) -> bool:
@@ -89,11 +105,12 @@ def apply(function: Any, *args: Any) -> Any:
         return function.apply(*args)
 
 
-def run_below(op: Any, keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+def run_below(op: Any, keyset: torch._C.DispatchKeySet | None, *args: Any, **kwargs: Any) -> Any:
     """What a Node's forward calls `op` by."""
     if not _functorch_active():
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args, **kwargs)
+    assert keyset is not None
     # The levels further down record what they need themselves.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         return below(op, keyset, *args, **kwargs)

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from ... import _registry
 from ...reference import scan as reference
 from ...reference.scan import ScanCall
-from .._common.autograd import Node, apply, below, boxed, in_forward_mode, levels_below, primals
+from .._common.autograd import PLAIN, Node, apply, below, boxed, in_forward_mode, levels_below, primals, watched
 from .._common.validate import known
 from . import derivatives as gradients
 from .validate import check_scan
@@ -29,10 +28,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _function_mode = torch._C._is_torch_function_mode_enabled
 _jit_tracing = torch._C._is_tracing
 _unrecorded = boxed(_registry.scan_unrecorded)
-_PLAIN = (Tensor, Parameter)
 _functorch_active = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def tracked(input: Tensor, gamma: Tensor | None, initial: Tensor | None) -> bool:
@@ -44,17 +40,6 @@ def tracked(input: Tensor, gamma: Tensor | None, initial: Tensor | None) -> bool
     ):
         return True
     return in_forward_mode() and (input.is_floating_point() or input.is_complex())
-
-
-def watched(input: Tensor) -> bool:
-    """Whether somebody looks on: modes and subclasses are shown an op, not what it calls."""
-    return (
-        type(input) not in _PLAIN
-        or _dispatch_modes() > 0
-        or _functorch_active()
-        or forward_ad._current_level >= 0
-        or _autocast_enabled()
-    )
 
 
 def differentiable_scan(run: Callable[[], Tensor] | None, input: Tensor, *args: Any) -> Tensor:
@@ -91,9 +76,9 @@ def unrecorded_scan(
     """
     output: Tensor
     if (
-        (gamma is None or type(gamma) in _PLAIN)
-        and (initial is None or type(initial) in _PLAIN)
-        and (reset is None or type(reset) in _PLAIN)
+        (gamma is None or type(gamma) in PLAIN)
+        and (initial is None or type(initial) in PLAIN)
+        and (reset is None or type(reset) in PLAIN)
         and not _function_mode()
         and not _jit_tracing()
     ):

@@ -11,9 +11,9 @@ from torch.compiler import is_compiling
 from ... import _registry
 from ...reference.scan import ScanCall
 from .._common import autocast, flops
-from .._common.autograd import below
+from .._common.autograd import below, watched
 from .._common.validate import dtype_name, fail
-from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan, watched
+from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan
 from .backends import BACKENDS, Backend
 from .validate import check_argument_types, check_scan
 

@@ -16,8 +16,8 @@ from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 from ... import _registry
 from ...reference.scan import ScanCall
 from .._common import autocast, flops
-from .._common.autograd import below
-from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan, watched
+from .._common.autograd import below, watched
+from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan
 from .backends import BACKENDS, Backend
 from .kernel_ops import scan_flops
 from .packed import joined
