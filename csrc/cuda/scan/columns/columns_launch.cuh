@@ -39,8 +39,8 @@ cudaError_t launch_staged_columns(const ScanProblem& problem, const StagedColumn
   const auto kernel = plan.part_steps > 0 ? staged_parts_kernel<T> : staged_columns_kernel<T>;
   const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared);
   if (error != cudaSuccess) return error;
-  return launch_dependent(kernel, plan.dependent, plan.blocks, plan.threads, plan.shared_bytes, stream,
-      StagedColumnsParams{problem, plan});
+  return launch_dependent(
+      kernel, plan.dependent, plan.blocks, plan.threads, plan.shared_bytes, stream, StagedColumnsParams{problem, plan});
 }
 
 // Of the plan's unit.
