@@ -12,7 +12,18 @@ from torch.compiler import is_compiling
 from .. import _registry
 from ..reference import softmax as reference
 from ._common import autocast, flops
-from ._common.autograd import Node, apply, below, in_forward_mode, levels_below, primals, run_below, tracked, watched
+from ._common.autograd import (
+    Node,
+    apply,
+    below,
+    in_forward_mode,
+    is_quiet_backward,
+    levels_below,
+    primals,
+    run_below,
+    tracked,
+    watched,
+)
 from ._common.triton import TRITON_KEYS, launchers
 from ._common.validate import (
     check_dense,
@@ -173,7 +184,7 @@ class SoftmaxFunction(Node):
         if grad is None:
             return None, None, None
         (output,) = ctx.saved_tensors
-        if _is_grad_enabled() or watched(grad):
+        if not is_quiet_backward(grad):
             return None, _backward_op(grad, output, ctx.dim), None
         with torch._C._AutoDispatchBelowAutograd():
             return None, _backward_op(grad, output, ctx.dim), None

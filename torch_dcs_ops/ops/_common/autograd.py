@@ -82,7 +82,7 @@ def is_direct_call(*values: Any) -> bool:
 
 
 def watched(input: Tensor) -> bool:
-    """Whether somebody looks on: modes and subclasses are shown an op, not what it calls."""
+    """Whether somebody looks on: modes and subclasses are shown an op, not what it calls. Not to be traced."""
     return (
         type(input) not in PLAIN
         or _dispatch_modes() > 0
@@ -90,6 +90,11 @@ def watched(input: Tensor) -> bool:
         or forward_ad._current_level >= 0
         or _autocast_enabled()
     )
+
+
+def is_quiet_backward(grad: Tensor) -> bool:
+    """Whether a backward given `grad` may call kernels past the Autograd key: it is neither traced nor recorded."""
+    return not (torch.compiler.is_compiling() or _is_grad_enabled() or watched(grad))
 
 
 def tracked(*values: Any) -> bool:

@@ -19,7 +19,17 @@ from torch.autograd import forward_ad
 from ... import _registry
 from ...reference import scan as reference
 from ...reference.scan import ScanCall
-from .._common.autograd import PLAIN, Node, apply, below, boxed, in_forward_mode, levels_below, primals, watched
+from .._common.autograd import (
+    PLAIN,
+    Node,
+    apply,
+    below,
+    boxed,
+    in_forward_mode,
+    is_quiet_backward,
+    levels_below,
+    primals,
+)
 from .._common.validate import known
 from . import derivatives as gradients
 from .validate import check_scan
@@ -128,8 +138,8 @@ class ScanFunction(Node):
             grad_input, grad_gamma = _fused_gradients(grad, output, call)
         else:
             if need_input or call.window is None:
-                is_seen = _is_grad_enabled() or watched(grad)
-                grad_input = gradients.adjoint(grad, call, _registry.scan if is_seen else unrecorded_scan)
+                scan = unrecorded_scan if is_quiet_backward(grad) else _registry.scan
+                grad_input = gradients.adjoint(grad, call, scan)
             if need_gamma and call.window is None:
                 grad_gamma = gradients.gamma_gradient(grad_input, output, call)
             elif need_gamma:
@@ -153,7 +163,7 @@ class ScanFunction(Node):
 
 def _fused_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor, Tensor]:
     """Of input and gamma, where nothing is to be recorded."""
-    if watched(grad):
+    if not is_quiet_backward(grad):
         return gradients.fused_gradients(grad, output, call)
     with torch._C._AutoDispatchBelowAutograd():
         return gradients.fused_gradients(grad, output, call)
