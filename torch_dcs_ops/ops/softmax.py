@@ -17,8 +17,8 @@ from ._common.autograd import (
     apply,
     below,
     in_forward_mode,
-    is_quiet_backward,
     levels_below,
+    past_autograd,
     primals,
     run_below,
     tracked,
@@ -184,9 +184,7 @@ class SoftmaxFunction(Node):
         if grad is None:
             return None, None, None
         (output,) = ctx.saved_tensors
-        if not is_quiet_backward(grad):
-            return None, _backward_op(grad, output, ctx.dim), None
-        with torch._C._AutoDispatchBelowAutograd():
+        with past_autograd(grad):
             return None, _backward_op(grad, output, ctx.dim), None
 
     @staticmethod

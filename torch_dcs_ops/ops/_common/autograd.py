@@ -7,6 +7,7 @@ called once a level, as aten's own are, so a `Node` below it only ever serves a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -95,6 +96,11 @@ def watched(input: Tensor) -> bool:
 def is_quiet_backward(grad: Tensor) -> bool:
     """Whether a backward given `grad` may call kernels past the Autograd key: it is neither traced nor recorded."""
     return not (torch.compiler.is_compiling() or _is_grad_enabled() or watched(grad))
+
+
+def past_autograd(grad: Tensor) -> Any:
+    """What a backward given `grad` calls ops in."""
+    return torch._C._AutoDispatchBelowAutograd() if is_quiet_backward(grad) else contextlib.nullcontext()
 
 
 def tracked(*values: Any) -> bool:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
-from torch.nn import Parameter
 
 from ... import _registry
 from ...reference.returns import NStepCall, TemporalDifferenceCall
+from .._common.autograd import PLAIN, watched
 from .._common.validate import FLOATING, check_dense, fail
 from ..scan.discounted_cumsum import as_number, number_as_tensor
 from .validate import check_return_types, check_returns
@@ -21,10 +20,6 @@ from .validate import check_return_types, check_returns
 _scan = _registry.temporal_difference_scan
 _n_step = _registry.n_step_returns
 _below_autograd = torch._C._AutoDispatchBelowAutograd
-_functorch_active = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_autocast_enabled = torch._C._is_any_autocast_enabled
-_PLAIN = (Tensor, Parameter)
 # rewards, values, next_values, bootstrap_value, terminated, truncated
 Operands = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 ON_POLICY = (None, 1.0, 1.0, 1.0)  # no importance ratios, and bounds that nothing reads
@@ -173,10 +168,10 @@ def _explain(op: str, call: TemporalDifferenceCall | NStepCall, lambda_name: str
 
 def _is_observed(*operands: Any) -> bool:
     """Whether autograd, a mode, a subclass or a transform is to see the call."""
-    if _dispatch_modes() or _functorch_active() or forward_ad._current_level >= 0 or _autocast_enabled():
+    if watched(operands[0]):
         return True
     records = torch.is_grad_enabled()
     for operand in operands:
-        if operand is not None and (type(operand) not in _PLAIN or (records and operand.requires_grad)):
+        if operand is not None and (type(operand) not in PLAIN or (records and operand.requires_grad)):
             return True
     return False

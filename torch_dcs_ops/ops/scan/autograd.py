@@ -28,6 +28,7 @@ from .._common.autograd import (
     in_forward_mode,
     is_quiet_backward,
     levels_below,
+    past_autograd,
     primals,
 )
 from .._common.validate import known
@@ -135,7 +136,8 @@ class ScanFunction(Node):
         grad_gamma: Any = None
         grad_initial: Any = None
         if need_gamma and call.window is None and not call.shifted and not _is_grad_enabled():
-            grad_input, grad_gamma = _fused_gradients(grad, output, call)
+            with past_autograd(grad):
+                grad_input, grad_gamma = gradients.fused_gradients(grad, output, call)
         else:
             if need_input or call.window is None:
                 scan = unrecorded_scan if is_quiet_backward(grad) else _registry.scan
@@ -159,14 +161,6 @@ class ScanFunction(Node):
             output, gamma, initial = primals((output, call.gamma, call.initial))
             call = call._replace(gamma=gamma, initial=initial)
             return gradients.tangent(tangent_input, tangent_gamma, tangent_initial, output, call)
-
-
-def _fused_gradients(grad: Tensor, output: Tensor, call: ScanCall) -> tuple[Tensor, Tensor]:
-    """Of input and gamma, where nothing is to be recorded."""
-    if not is_quiet_backward(grad):
-        return gradients.fused_gradients(grad, output, call)
-    with torch._C._AutoDispatchBelowAutograd():
-        return gradients.fused_gradients(grad, output, call)
 
 
 # differentiable_scan of a plain call. An attribute of the C++ base class, which the stubs leave out.
