@@ -28,8 +28,8 @@
 // | larger inner:                                           |                                                    |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
-// |   that groups of blocks have room for, six at once, or  |   resident.cuh: in shared memory                   |
-// |   as many as there are windows                          |                                                    |
+// |   of views, that groups of blocks have room for, six at |   resident.cuh: in shared memory                   |
+// |   once, or as many as there are windows                 |                                                    |
 // |   more steps                                            |   chunks.cuh: read twice                           |
 // clang-format on
 //

@@ -200,8 +200,8 @@ class TileLaunch : protected ThreadLaunch<T> {
   }
 
   // Windows of a view that the blocks of a group hold, several groups at once: read twice, it would be copied first.
-  // Without gaps they are as fast read twice. A window of 256 bytes where it begins inside of a
-  // sector of 32, as those that a cluster holds, or of 128, of which a group holds twice as many steps.
+  // Without gaps they are as fast read twice. A window of 256 bytes where it begins inside of a sector of 32, as those
+  // that a cluster holds, or of 128, of which a group holds twice as many steps.
   std::optional<cudaError_t> run_windows_together() {
     if (p_.inner * kSize % 32 != 0)
       if (const auto error = run_windows_together(16)) return error;
