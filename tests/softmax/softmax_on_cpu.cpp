@@ -302,6 +302,24 @@ Case padded_slab_case(std::mt19937& random) {
 }
 constexpr int kPaddedSlabCount = 30;
 
+// Slabs of one column, of a few, or of so many that a block reads a strip of them, in whole vectors or not; one slab,
+// or some in one round or in more. The device does not hold them. Some are padded.
+Case streamed_case(std::mt19937& random) {
+  constexpr int64_t kMostInner[] = {1, 40, 300, 1000};
+  const int kind = random() % 4;
+  const int64_t inner = kMostInner[kind] - random() % static_cast<uint64_t>(kMostInner[kind] / 2 + 1),
+                outer = kind < 2 && random() % 2 ? 7 + random() % 14 : 1,
+                elements = (kind < 3 ? 200'000 : 600'000) + random() % 300'000, length = elements / (inner * outer);
+  Case c{outer, length, random() % 4 ? inner : (inner + 7) / 8 * 8, random() % 2 == 0, random() % 4 == 0,
+      random() % 2 == 0, 1 + static_cast<int>(random() % (kind < 3 ? 4 : 2)), 1, random() % 2 ? 100 : 200, 0, 0, 0,
+      kLongSum};
+  if (random() % 3) return c;
+  c.in_place = false, c.backward = random() % 8 == 0;
+  c.run = c.length * c.inner, c.gap = random() % 20, c.offset = random() % 2 ? 0 : random() % 9;
+  return c;
+}
+constexpr int kStreamedCount = 40;
+
 // Few long columns of few elements, of which a block, or a cluster, has some or one.
 Case narrow_case(std::mt19937& random) {
   const int64_t inner = 2 + random() % 39, length = 300 + random() % (300'000 / static_cast<uint64_t>(inner));
@@ -363,7 +381,8 @@ int main(int count, char** arguments) {
     if ((i -= kLongCount) < kTogetherCount) return together_case(i, random);
     if ((i -= kTogetherCount) < kLongWindowsCount) return long_windows_case(random);
     if ((i -= kLongWindowsCount) < kPaddedSlabCount) return padded_slab_case(random);
-    if ((i -= kPaddedSlabCount) < kNarrowCount) return narrow_case(random);
+    if ((i -= kPaddedSlabCount) < kStreamedCount) return streamed_case(random);
+    if ((i -= kStreamedCount) < kNarrowCount) return narrow_case(random);
     if ((i -= kNarrowCount) < kFewRowsCount) return few_rows_case(random);
     if ((i -= kFewRowsCount) < kSmallCount) return small_case(random);
     if ((i -= kSmallCount) < kFewStepsCount) return few_steps_case(random);

@@ -15,26 +15,14 @@ template <typename T, bool kBackward, template <typename> class Lines>
 __global__ void __launch_bounds__(kTileThreads, 4)
     softmax_chunk_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kVec = 16 / sizeof(T), kGroup = kGroupVectors<T>;
+  constexpr int kVec = 16 / sizeof(T);
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   launch_dependents();
   const int64_t tile = blockIdx.x / params.chunks;
   const Lines<T> lines(params, tile, blockIdx.x - tile * params.chunks);
   griddepcontrol_wait();
   Part<Acc> parts[kVec];
-  const auto add = [&](int first, auto all) {
-    constexpr bool kAll = decltype(all)::value;
-    Vector<T, kVec> raw[kGroup], saved[kBackward ? kGroup : 1];
-    load_vectors<kBackward, kAll>(lines, params.input, first, raw);
-    if constexpr (kBackward) load_vectors<true, kAll>(lines, params.saved, first, saved);
-    mask_vectors<kBackward>(lines, first, raw);
-    if constexpr (kBackward) mask_vectors<true>(lines, first, saved);
-    add_vectors<kBackward>(parts, raw, saved);
-  };
-  int first = 0;
-  for (; first + kGroup <= lines.count; first += kGroup) add(first, std::true_type());
-  if (first < lines.count) add(first, std::false_type());
-
+  add_lines<kBackward, kGroupVectors<T>>(params, lines, parts);
   const Part<Acc>* const joined = lines.template join<kBackward>(parts, reinterpret_cast<Part<Acc>*>(softmax_shared));
   for (int column = threadIdx.x; column < lines.columns; column += blockDim.x)
     params.parts[static_cast<int64_t>(blockIdx.x) * lines.columns + column] = joined[lines.slot(column)];
@@ -77,7 +65,7 @@ template <typename T, bool kBackward, template <typename> class Lines>
 __global__ void __launch_bounds__(kTileThreads, Lines<T>::kView ? 3 : 4)
     softmax_finish_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
   using Acc = typename Types<T>::Acc;
-  constexpr int kVec = 16 / sizeof(T), kGroup = kGroupVectors<T>;
+  constexpr int kVec = 16 / sizeof(T);
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   const int64_t block = gridDim.x - 1 - blockIdx.x, tile = block / params.chunks;
   const Lines<T> lines(params, tile, block - tile * params.chunks);
@@ -93,19 +81,7 @@ __global__ void __launch_bounds__(kTileThreads, Lines<T>::kView ? 3 : 4)
   Part<Acc> parts[kVec];
   lines.take(shared, parts);
   invert_totals<kBackward>(parts);
-  const auto finish = [&](int first, auto all) {
-    constexpr bool kAll = decltype(all)::value;
-    Vector<T, kVec> raw[kGroup], saved[kBackward ? kGroup : 1];
-    load_vectors<kBackward, kAll>(lines, params.input, first, raw);
-    if constexpr (kBackward) load_vectors<true, kAll>(lines, params.saved, first, saved);
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k)
-      if (kAll || first + k < lines.count)
-        store_finished<kBackward>(lines, params.output, first + k, raw[k], saved[kBackward ? k : 0], parts);
-  };
-  int first = lines.count / kGroup * kGroup;
-  if (first < lines.count) finish(first, std::false_type());
-  while (first > 0) finish(first -= kGroup, std::true_type());
+  finish_lines<kBackward, kGroupVectors<T>>(params, lines, parts);
 }
 
 }  // namespace dcs

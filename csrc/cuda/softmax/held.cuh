@@ -44,6 +44,28 @@ __device__ __forceinline__ void wait_for_copies(int pending) {
   }
 }
 
+// Vectors `first`, first + 1 ... of a thread in a view: `take(k, vector)` of those that there are.
+template <int kCount, typename T, typename Lines, typename Take>
+__device__ __forceinline__ void load_view_vectors(
+    const SoftmaxTiles<T>& params, const Lines& lines, int first, const Take& take) {
+  const T* from[kCount];
+  bool is_there[kCount];
+  AnyVector<T> pieces[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    from[k] = lines.source(params, min(first + k, lines.count - 1));
+    is_there[k] = is_within(from[k], params.input, params.runs.span);
+    pieces[k].ask(is_there[k], from[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    if (first + k >= lines.count) break;
+    Vector<T, 16 / sizeof(T)> raw = pieces[k].get(from[k]);
+    if (!is_there[k]) load_existing(from[k], params.input, params.runs.span, raw);
+    take(k, raw);
+  }
+}
+
 // A thread's vectors of a tile, in shared memory from `held` on; backward those of the output from `saved` on.
 template <typename T, bool kBackward, typename Lines>
 struct HeldVectors {
@@ -135,22 +157,7 @@ struct HeldVectors {
     }
   }
   __device__ __forceinline__ void load_pieces(int first) const {
-    const T* from[kGroup];
-    bool is_there[kGroup];
-    AnyVector<T> pieces[kGroup];
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
-      from[k] = lines.source(params, min(first + k, lines.count - 1));
-      is_there[k] = is_within(from[k], params.input, params.runs.span);
-      pieces[k].ask(is_there[k], from[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
-      if (first + k >= lines.count) break;
-      Vec raw = pieces[k].get(from[k]);
-      if (!is_there[k]) load_existing(from[k], params.input, params.runs.span, raw);
-      held[(first + k) * threads] = raw;
-    }
+    load_view_vectors<kGroup>(params, lines, first, [&](int k, const Vec& raw) { held[(first + k) * threads] = raw; });
   }
 
   template <int kCount>

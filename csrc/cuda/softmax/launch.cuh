@@ -10,7 +10,8 @@
 // | longer rows, and a few that leave clusters idle, as     |                                                    |
 // |   slabs of one column:                                  |                                                    |
 // |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
-// |   longer ones                                           | chunks.cuh: read twice                             |
+// |   longer ones, in groups that leave few blocks idle     | streamed.cuh: held in part, the rest read twice    |
+// |   others                                                | chunks.cuh: read twice                             |
 // | inner of whole vectors, 128 bytes and more, of up to 8  | thread_columns.cuh: a thread takes all steps of a  |
 // |   steps, or 16 of doubles and, forward, of floats       |   vector                                           |
 // | slabs, (length, inner), of up to 2 KB                   | packed_lines.cuh, slabs                            |
@@ -24,13 +25,14 @@
 // |   1 KB, what no cluster has room for as columns:        | slabs.cuh, tiles of whole slabs:                   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
-// |   larger ones                                           |   chunks.cuh: read twice                           |
+// |   larger ones, as longer rows                           |   streamed.cuh, chunks.cuh                         |
 // | larger inner:                                           |                                                    |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
 // |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
 // |   of views, that groups of blocks have room for, six at |   resident.cuh: in shared memory                   |
 // |   once, or as many as there are windows                 |                                                    |
-// |   more steps                                            |   chunks.cuh: read twice                           |
+// |   more steps, of up to 4096 columns, as longer rows     |   streamed.cuh, by strips of one or more steps     |
+// |   others                                                |   chunks.cuh: read twice                           |
 // clang-format on
 //
 // Forward, where a block would hold more than 30 KB and most multiprocessors have none, slabs, and windows of no whole
@@ -39,8 +41,8 @@
 // few steps as above and a run has 128 bytes or more of a step, in whole vectors or in slabs of more than 2 KB; forward
 // also by rows.cuh and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128
 // bytes that are no whole vectors, and the gaps between them are no longer, and by held and resident windows of
-// columns of 128 bytes and more, and by chunks of large slabs where a run is a step. For the others it is copied into
-// the output first.
+// columns of 128 bytes and more, by streamed.cuh where a run has whole slabs, and by chunks of large slabs where a run is
+// a step. For the others it is copied into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -79,6 +81,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::p_;
   using Base::run_columns;
   using Base::run_few_steps;
+  using Base::run_padded_slabs;
   using Base::run_slabs;
   using Base::run_small;
   using Base::run_together;
@@ -139,11 +142,13 @@ class SoftmaxLaunch : TileLaunch<T> {
         if (const auto error = run_windows()) return error;
         if (const auto error = run_windows_together()) return error;
       }
+      if (const auto error = run_padded_slabs()) return error;
       return run_view_chunks();
     }
     if (is_packed_row()) return std::nullopt;
     set_rows();
-    return run_rows_of<RowKind::kView>();
+    const auto error = run_rows_of<RowKind::kView>();
+    return error ? error : run_padded_slabs();
   }
 
   // Whether rows, or slabs, are short, and so are the gaps between their runs, which are read with them.

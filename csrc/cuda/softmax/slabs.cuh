@@ -30,6 +30,15 @@ __host__ __device__ constexpr int64_t joined_parts(int64_t columns, int64_t thre
   return 2 * columns + threads / 32;
 }
 
+// The parts of a slab that is one column.
+template <bool kBackward, typename Acc, int kCount>
+__device__ __forceinline__ Part<Acc>* join_one_column(const Part<Acc> (&parts)[kCount], Part<Acc>* shared) {
+  const Part<Acc> part = join_warps<kBackward>(join_lanes<kBackward>(join_all_of<kBackward>(parts)));
+  if (threadIdx.x == 0) shared[0] = part;
+  __syncthreads();
+  return shared;
+}
+
 template <typename T>
 struct Slab : ThreadVectors<T> {
   using ThreadVectors<T>::kVec;
@@ -64,7 +73,7 @@ struct Slab : ThreadVectors<T> {
   // The parts of all columns, joined over the block, in shared memory at `shared`, which has slab_parts of them.
   template <bool kBackward, typename Acc>
   __device__ __forceinline__ Part<Acc>* join(const Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
-    if (columns == 1) return join_column<kBackward>(parts, shared);
+    if (columns == 1) return join_one_column<kBackward>(parts, shared);
     const int stride = width + 1, thread = threadIdx.x;
     if (thread < width) {
 #pragma unroll
@@ -82,16 +91,6 @@ struct Slab : ThreadVectors<T> {
       parts[i] = joined[column];
       column = column + 1 == columns ? 0 : column + 1;
     }
-  }
-
- private:
-  // Of a slab that is one column.
-  template <bool kBackward, typename Acc>
-  __device__ __forceinline__ static Part<Acc>* join_column(const Part<Acc> (&parts)[kVec], Part<Acc>* shared) {
-    const Part<Acc> part = join_warps<kBackward>(join_lanes<kBackward>(join_all_of<kBackward>(parts)));
-    if (threadIdx.x == 0) shared[0] = part;
-    __syncthreads();
-    return shared;
   }
 };
 

@@ -27,6 +27,7 @@ struct SoftmaxTiles {
   int64_t windows;
   Divisor by_down;
   int width;                             // slabs: threads that take vectors
+  int strips, stride;                    // strips.cuh
   Part<typename Types<T>::Acc>* parts;   // (tiles, chunks, columns)
   Part<typename Types<T>::Acc>* joined;  // (tiles, columns), or null
   int part_columns;                      // of both, at least those of a tile
@@ -73,6 +74,12 @@ __device__ __forceinline__ void load_vectors(
       load_where(k + i < lines.count, from + i * lines.apart, lines.left - (k + i) * lines.apart, raw[i]);
   }
 }
+// ... of the input.
+template <bool kBackward, bool kAll, typename T, typename Lines, int kCount>
+__device__ __forceinline__ void load_vectors(
+    const SoftmaxTiles<T>& params, const Lines& lines, int k, Vector<T, 16 / sizeof(T)> (&raw)[kCount]) {
+  load_vectors<kBackward, kAll>(lines, params.input, k, raw);
+}
 template <bool kBackward, typename T, int kVec, typename Lines, int kCount>
 __device__ __forceinline__ void mask_vectors(const Lines& lines, int k, Vector<T, kVec> (&raw)[kCount]) {
   if (lines.is_whole) return;
@@ -98,6 +105,40 @@ __device__ __forceinline__ void store_finished(const Lines& lines, T* output, in
   T* const to = output + lines.place(k);
   if (lines.is_whole) *reinterpret_cast<Vector<T, kVec>*>(to) = result;
   else store_in(to, 0, lines.range(k), result);
+}
+// A thread's vectors, read in groups, join their columns' parts.
+template <bool kBackward, int kGroup, typename T, typename Lines, typename Acc, int kVec>
+__device__ __forceinline__ void add_lines(const SoftmaxTiles<T>& params, const Lines& lines, Part<Acc> (&parts)[kVec]) {
+  const auto add = [&](int first, auto all) {
+    constexpr bool kAll = decltype(all)::value;
+    Vector<T, kVec> raw[kGroup], saved[kBackward ? kGroup : 1];
+    load_vectors<kBackward, kAll>(params, lines, first, raw);
+    if constexpr (kBackward) load_vectors<true, kAll>(lines, params.saved, first, saved);
+    mask_vectors<kBackward>(lines, first, raw);
+    if constexpr (kBackward) mask_vectors<true>(lines, first, saved);
+    add_vectors<kBackward>(parts, raw, saved);
+  };
+  int first = 0;
+  for (; first + kGroup <= lines.count; first += kGroup) add(first, std::true_type());
+  if (first < lines.count) add(first, std::false_type());
+}
+// They are read again, from the last one to the first one, and written.
+template <bool kBackward, int kGroup, typename T, typename Lines, typename Acc, int kVec>
+__device__ __forceinline__ void finish_lines(
+    const SoftmaxTiles<T>& params, const Lines& lines, const Part<Acc> (&parts)[kVec]) {
+  const auto finish = [&](int first, auto all) {
+    constexpr bool kAll = decltype(all)::value;
+    Vector<T, kVec> raw[kGroup], saved[kBackward ? kGroup : 1];
+    load_vectors<kBackward, kAll>(params, lines, first, raw);
+    if constexpr (kBackward) load_vectors<true, kAll>(lines, params.saved, first, saved);
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k)
+      if (kAll || first + k < lines.count)
+        store_finished<kBackward>(lines, params.output, first + k, raw[k], saved[kBackward ? k : 0], parts);
+  };
+  int first = lines.count / kGroup * kGroup;
+  if (first < lines.count) finish(first, std::false_type());
+  while (first > 0) finish(first -= kGroup, std::true_type());
 }
 template <bool kBackward, typename Acc, int kVec>
 __device__ __forceinline__ void invert_totals(Part<Acc> (&parts)[kVec]) {

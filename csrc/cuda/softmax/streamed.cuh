@@ -1,0 +1,48 @@
+// Softmax of slabs that the multiprocessors do not hold, not even together: as resident.cuh, but each thread holds its
+// last vectors alone. It reads the others twice, the second time from the last one to the first one, because what was
+// read last is still in L2, where the blocks of the same multiprocessors have asked for it.
+//
+// Forward progress: resident.cuh's.
+#pragma once
+
+#include "softmax/resident.cuh"
+#include "softmax/strips.cuh"
+
+namespace dcs {
+
+constexpr int kStreamedThreads = 1024;  // of a block, at most; and of a multiprocessor
+// Of a thread at once: doubles' powers leave memory idle if there are two.
+template <typename T>
+constexpr int kStreamedVectors = 4;
+
+template <typename T, bool kBackward, template <typename> class Lines>
+__global__ void __launch_bounds__(kStreamedThreads)
+    softmax_streamed_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
+  using Acc = typename Types<T>::Acc;
+  using Vectors = HeldVectors<T, kBackward, Lines<T>>;
+  extern __shared__ __align__(16) unsigned char softmax_shared[];
+  __shared__ uint64_t tag;
+  if (threadIdx.x == 0) tag = tag_of_launch(params.tag);
+  const int blocks = static_cast<int>(params.chunks), groups = gridDim.x / blocks, group = blockIdx.x / blocks,
+            rank = blockIdx.x - group * blocks;
+  for (int64_t tile = group; tile < params.tiles; tile += groups) {
+    const Lines<T> lines(params, tile, rank);
+    const int streamed = max(0, lines.count - params.each);
+    const Lines<T> head = lines.head(streamed), tail = lines.tail(streamed);
+    const Vectors held(params, tail, softmax_shared);
+    held.load();
+    Part<Acc> parts[Vectors::kVec];
+    add_lines<kBackward, kStreamedVectors<T>>(params, head, parts);
+    held.add(parts);
+    Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
+    PartWords<Acc>* const words =
+        static_cast<PartWords<Acc>*>(params.words) + tile * group_words(blocks, lines.columns);
+    const Part<Acc>* const joined = join_blocks<kBackward>(lines, of_block, rank, blocks, words, tag);
+    lines.take(joined, parts);
+    invert_totals<kBackward>(parts);
+    finish_lines<kBackward, kStreamedVectors<T>>(params, head, parts);
+    held.store(parts);
+  }
+}
+
+}  // namespace dcs
