@@ -41,8 +41,8 @@
 // few steps as above and a run has 128 bytes or more of a step, in whole vectors or in slabs of more than 2 KB; forward
 // also by rows.cuh and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128
 // bytes that are no whole vectors, and the gaps between them are no longer, and by held and resident windows of
-// columns of 128 bytes and more, by streamed.cuh where a run has whole slabs, and by chunks of large slabs where a run is
-// a step. For the others it is copied into the output first.
+// columns of 128 bytes and more, by streamed.cuh where a run has whole slabs, and by chunks of large slabs where a run
+// is a step. For the others it is copied into the output first.
 #pragma once
 
 #include "softmax/block_rows.cuh"
@@ -73,6 +73,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   using Base::has_whole_steps;
   using Base::is_small;
   using Base::is_view;
+  using Base::kCachedBytes;
   using Base::kHalf;
   using Base::kSize;
   using Base::kVec;
@@ -123,8 +124,6 @@ class SoftmaxLaunch : TileLaunch<T> {
   // Vectors of a row to a block of a cluster of 16 that has its multiprocessor alone, at most: an exchange between all
   // blocks of the device takes longer than what more multiprocessors gain.
   static constexpr int64_t kAloneShare = kHalf ? 4096 : 4608;
-  // What a second read finds in L2, in bytes of both inputs.
-  static constexpr int64_t kCachedBytes = 24 << 20;
 
   // Of a view, where a kernel reads it in place.
   std::optional<cudaError_t> run_view() {

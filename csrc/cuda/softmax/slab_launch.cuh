@@ -56,6 +56,9 @@ class SlabLaunch : protected ThreadLaunch<T> {
   // tell each other, and those that are many; elements of a chunk, which an int numbers.
   static constexpr int64_t kEnoughStreams = 896, kMostStrips = 8, kMostStreamedColumns = 4096, kManyColumns = 256,
                            kMostChunk = 1 << 29;
+  // What a second read finds in L2, in bytes of both inputs; what memory moves while a group's blocks wait for each
+  // other.
+  static constexpr int64_t kCachedBytes = 24 << 20, kRoundBytes = 16 << 20;
 
   SoftmaxTiles<T> tiles() const {
     auto tiles = this->template operands<SoftmaxTiles<T>>();
@@ -222,20 +225,38 @@ class SlabLaunch : protected ThreadLaunch<T> {
     return best;
   }
 
-  // Slabs, of which the blocks of a group hold as much as they have room for. Nothing where groups would leave many
-  // blocks without one, or few of several rounds would all load, or store, at the same time.
+  // How many groups take a slab at a time, and of how many blocks: those that move the fewest bytes. What is on its way
+  // at the same time and does not fit on the chip is read again from memory, but few groups would all load, or store,
+  // at the same time. Nothing if many blocks had no group.
+  std::optional<Groups> streamed_groups(const Strips& by) const {
+    const int64_t all = by.blocks * device_.multiprocessors, bytes = slab() * kSize,
+                  read = p_.backward ? 2 * bytes : bytes,
+                  cached = kCachedBytes + device_.multiprocessors * shared_of(1);
+    std::optional<Groups> best;
+    double least = 0;
+    for (int64_t most = std::min(p_.outer, all / by.strips); most > 0; --most) {
+      const int64_t rounds = ceil_div(p_.outer, most), groups = ceil_div(p_.outer, rounds),
+                    blocks = all / (groups * by.strips) * by.strips;
+      if (rounds > 1 && groups < kMixedGroups) break;
+      const int64_t again = std::max<int64_t>(0, groups * read - cached);
+      const double moved = static_cast<double>(rounds * (groups * (read + bytes) + again + kRoundBytes)) *
+          static_cast<double>(all) / static_cast<double>(groups * blocks);
+      if (10 * groups * blocks < 8 * all || (best && moved >= least)) continue;
+      best = Groups{groups, blocks};
+      least = moved;
+    }
+    return best;
+  }
+
+  // Slabs, of which the blocks of a group hold as much as they have room for.
   template <template <typename> class Lines, bool kBackward>
   std::optional<cudaError_t> run_streamed() {
     const int64_t vectors = vectors_of(slab()), columns = p_.inner;
     const Strips by = strips_of(slab_unit());
     if (by.blocks == 0 || columns > kMostStreamedColumns) return std::nullopt;
-    const int64_t all = by.blocks * device_.multiprocessors;
-    int64_t rounds = 0, groups, blocks;
-    do {
-      groups = ceil_div(p_.outer, ++rounds);
-      if (rounds > 1 && groups < kMixedGroups) return std::nullopt;
-      blocks = all / (groups * by.strips) * by.strips;
-    } while (10 * p_.outer * blocks < 9 * rounds * all);
+    const auto found = streamed_groups(by);
+    if (!found) return std::nullopt;
+    const auto [groups, blocks] = *found;
     SoftmaxTiles<T> params = tiles();
     params.width = static_cast<int>(by.width);
     params.strips = static_cast<int>(by.strips), params.stride = static_cast<int>(by.stride);
