@@ -133,13 +133,14 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   using Vectors = HeldVectors<T, kBackward, Lines<T>>;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   __shared__ uint64_t tag;
-  if (threadIdx.x == 0) tag = tag_of_launch(params.tag);
   const int blocks = static_cast<int>(params.chunks), groups = gridDim.x / blocks, group = blockIdx.x / blocks,
             rank = blockIdx.x - group * blocks;
   for (int64_t tile = group; tile < params.tiles; tile += groups) {
     const Lines<T> lines(params, tile, rank);
     const Vectors vectors(params, lines, softmax_shared);
     vectors.load();
+    // After the loads, which would wait for it.
+    if (tile == group && threadIdx.x == 0) tag = tag_of_launch(params.tag);
     Part<Acc> parts[Vectors::kVec];
     vectors.add(parts);
     Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));

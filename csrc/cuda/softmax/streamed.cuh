@@ -22,7 +22,6 @@ __global__ void __launch_bounds__(kStreamedThreads)
   using Vectors = HeldVectors<T, kBackward, Lines<T>>;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
   __shared__ uint64_t tag;
-  if (threadIdx.x == 0) tag = tag_of_launch(params.tag);
   const int blocks = static_cast<int>(params.chunks), groups = gridDim.x / blocks, group = blockIdx.x / blocks,
             rank = blockIdx.x - group * blocks;
   for (int64_t tile = group; tile < params.tiles; tile += groups) {
@@ -31,6 +30,7 @@ __global__ void __launch_bounds__(kStreamedThreads)
     const Lines<T> head = lines.head(streamed), tail = lines.tail(streamed);
     const Vectors held(params, tail, softmax_shared);
     held.load();
+    if (tile == group && threadIdx.x == 0) tag = tag_of_launch(params.tag);
     Part<Acc> parts[Vectors::kVec];
     add_lines<kBackward, kStreamedVectors<T>>(params, head, parts);
     held.add(parts);
