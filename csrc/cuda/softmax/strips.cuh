@@ -87,7 +87,11 @@ struct PaddedStrip : Strip<T> {
   int64_t beyond;
 
   __device__ __forceinline__ PaddedStrip(const SoftmaxTiles<T>& params, int64_t slab, int rank)
-      : Strip<T>(params, slab, rank), beyond(params.runs.beyond(slab * params.length * params.inner)) {}
+      : Strip<T>(params, slab, rank), beyond(params.runs.beyond(slab * params.length * params.inner)) {
+    const int64_t span = params.runs.span;
+    this->is_inside = is_within(source(params, 0), params.input, span) &&
+        is_within(source(params, max(this->count, 1) - 1), params.input, span);
+  }
   __device__ __forceinline__ PaddedStrip(const Strip<T>& strip, int64_t by) : Strip<T>(strip), beyond(by) {}
   __device__ __forceinline__ PaddedStrip head(int count) const { return {Strip<T>::head(count), beyond}; }
   __device__ __forceinline__ PaddedStrip tail(int first) const { return {Strip<T>::tail(first), beyond}; }
@@ -99,6 +103,15 @@ struct PaddedStrip : Strip<T> {
 template <bool kBackward, bool kAll, typename T, int kCount>
 __device__ __forceinline__ void load_vectors(
     const SoftmaxTiles<T>& params, const PaddedStrip<T>& lines, int k, Vector<T, 16 / sizeof(T)> (&raw)[kCount]) {
+  if (kAll && lines.is_inside) {
+    const T* const from = lines.source(params, k);
+    AnyVector<T> pieces[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) pieces[i].ask(true, from + i * lines.apart);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) raw[i] = pieces[i].get(from + i * lines.apart);
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) raw[i] = neutral<T, 16 / sizeof(T), kBackward>();
   load_view_vectors<kCount>(params, lines, k, [&](int i, const auto& vector) { raw[i] = vector; });
