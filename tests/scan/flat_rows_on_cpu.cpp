@@ -174,9 +174,15 @@ class Trial {
     params.segments = segments.data;
     uint32_t launches = 0;
     params.tag = {0x123456789abcdef0, c.seed % 3 == 0 ? &launches : nullptr};
-    return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, !rows.dependent, c.seed, [&] {
-      in_direction<T>(p, [&](auto direction) { long_rows_kernel<T, kStep, kBackward, direction()>(params); });
-    });
+    const auto kernel = [&] {
+      in_direction<T>(p, [&](auto direction) {
+        if constexpr (!kStep && !kBackward && sizeof(T) <= 4) {
+          if (rows.apart) return apart_rows_kernel<T, direction()>(params);
+        }
+        long_rows_kernel<T, kStep, kBackward, direction()>(params);
+      });
+    };
+    return emulation::launch(rows.blocks, 32 * (kLongWarps + 1), rows.shared_bytes, !rows.dependent, c.seed, kernel);
   }
 
   double gate(int64_t row, int64_t step) const {
@@ -293,6 +299,12 @@ Case draw(std::mt19937& random) {
   c.infinite = c.by_small_rows && !c.backward && c.kind != GammaKind::kStep && one_in(3);
   c.two_levels = c.rows % 2 == 0 && one_in(3);
   draw_layouts(c, random);
+  if (c.by_long_rows && one_in(2)) {  // one tensor that is not flat
+    if (c.kind == GammaKind::kStep) c.kind = GammaKind::kNumber;
+    c.backward = c.shifted = false;
+    c.input = one_in(8) ? Layout::kShared : Layout::kPadded;
+    c.output = c.reset_flags = Layout::kFlat;
+  }
   c.multiprocessors = clustered ? 132 : c.by_long_rows ? 1 + static_cast<int>(random() % 4) : one_in(2) ? 1 : 100;
   if (c.by_long_rows && one_in(12)) {  // more tiles before one than a warp has lanes
     c.length = 44000;

@@ -5,16 +5,10 @@
 
 #include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/powers.h"
+#include "dcs/scan/plan/traits.h"
 #include "scan/rows/small_elements.cuh"
 
 namespace dcs {
-
-// Whether rows lie one behind the other, from an aligned address on.
-template <typename Problem>
-bool is_flat(const Problem& p, const void* pointer, const Strides& strides) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && (p.length == 1 || strides.time == 1) &&
-      (p.inner == 1 || strides.inner == p.length) && (p.outer == 1 || strides.outer == p.inner * p.length);
-}
 
 // Operands of a problem whose threads have `vec` elements each. A reverse scan's first element is the last one in
 // memory.

@@ -80,7 +80,7 @@ inline void describe_launch(const FlatRowsPlan& plan, JsonObject& launch) {
 }
 inline void describe_launch(const LongRowsPlan& plan, JsonObject& launch) {
   launch.add("vectors", plan.vectors).add("stages", plan.stages).add("tile", plan.tile).add("tiles", plan.tiles);
-  launch.add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
+  launch.add_set("apart", plan.apart).add("blocks", plan.blocks).add("shared_bytes", plan.shared_bytes);
 }
 inline void describe_launch(const FewStepsPlan& plan, JsonObject& launch) {
   launch.add("unit", plan.unit).add("cells", plan.cells).add("blocks", plan.blocks);

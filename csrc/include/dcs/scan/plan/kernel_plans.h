@@ -75,6 +75,7 @@ struct FlatRowsPlan {
 // Blocks that run together, or have a tile each, share rows (rows/long_rows.cuh).
 struct LongRowsPlan {
   int vectors, stages;  // of a lane; tiles in shared memory
+  bool apart;           // rows of the one tensor that is read, which is not flat, land before their place
   int64_t tile, tiles, blocks;
   int64_t shared_bytes, workspace_bytes;
   int64_t partials;  // of a row's part of gamma's gradient

@@ -159,16 +159,28 @@ inline std::optional<FlatRowsPlan> plan_flat_rows(const ScanProblem& p, const De
   return plan;
 }
 
+// Whether of the one tensor that is read, of at most four bytes an element, rows lie apart or begin anywhere, so that
+// bulk copies land them before their place (rows/apart_slice.cuh); all else is flat.
+inline bool rows_land_apart(const ScanProblem& p, const DeviceLimits& device) {
+  return device.cluster > 0 && is_floating(p.dtype) && bytes_of(p.dtype) <= 4 && tensors_of(p) == 1 &&
+      p.input_strides.time == 1 && !is_flat(p, p.input, p.input_strides) && is_flat(p, p.output, p.output_strides) &&
+      (!p.reset || is_flat(p, p.reset, p.reset_strides));
+}
+
 // Longer rows.
 inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const DeviceLimits& device) {
   const RowSizes sizes(p, device);
   if (!sizes.takes() || wide_bytes_of(p.dtype) > kMostLongBytes) return std::nullopt;
   LongRowsPlan plan{};
+  plan.apart = rows_land_apart(p, device);
   plan.blocks = std::min(device.multiprocessors, kLongBlocks);
+  const auto bytes_of_tile = [&](int vectors) {
+    return kLongWarps * (sizes.slice(vectors) * sizes.element_bytes() + (plan.apart ? kLandingBytes : 0));
+  };
   // As long a segment a lane as leaves enough tiles on their way, and no longer than gives every block one tile.
   for (const int vectors : {1, 3, 5, 7}) {
     const int64_t tile = kLongWarps * sizes.slice(vectors),
-                  stages = (sizes.shared_room() - kLongSharedBytes) / (tile * sizes.element_bytes());
+                  stages = (sizes.shared_room() - kLongSharedBytes) / bytes_of_tile(vectors);
     if (stages < kFewestLongStages || (plan.tiles > 0 && plan.tiles <= plan.blocks)) break;
     plan.vectors = vectors;
     plan.tile = tile;
@@ -177,7 +189,7 @@ inline std::optional<LongRowsPlan> plan_long_rows(const ScanProblem& p, const De
   }
   if (plan.tiles == 0 || p.length < sizes.slice(plan.vectors)) return std::nullopt;
   plan.blocks = std::min(plan.blocks, plan.tiles);
-  plan.shared_bytes = kLongSharedBytes + plan.stages * plan.tile * sizes.element_bytes();
+  plan.shared_bytes = kLongSharedBytes + plan.stages * bytes_of_tile(plan.vectors);
   plan.workspace_bytes = plan.tiles * 16 * (p.gamma_kind == GammaKind::kStep ? 2 : 1);
   plan.partials = (p.length - 1) / sizes.slice(plan.vectors) + 2;
   plan.dependent = plan.tiles == plan.blocks && plan.blocks <= device.dependent_blocks(p);

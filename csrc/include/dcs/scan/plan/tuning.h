@@ -127,6 +127,9 @@ constexpr int64_t kMostLongBytes = 8;
 // Vectors of a lane, by tensors read: as many as shared memory has room for in so many tiles.
 constexpr int long_vectors(int tensors) { return tensors == 1 ? 7 : tensors == 2 ? 5 : 3; }
 constexpr int kLongReads = 5, kLongBlocks = 32 * kLongReads;
+// Where rows of one tensor lie apart (rows/apart_slice.cuh): bytes before a slice's place that it lands in, as many as
+// a line of memory has.
+constexpr int kLandingBytes = 128;
 
 constexpr int64_t kSector = 32;  // bytes that memory is read by
 // Small scans along a strided time (columns/small_columns.cuh): warps of a block where less will do than there can be;

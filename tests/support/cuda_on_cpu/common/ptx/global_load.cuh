@@ -14,13 +14,17 @@ struct Bytes {
 inline std::vector<Bytes> tensors;
 inline bool words_are_of_tensors = false;
 
-inline void check_load(const void* from, int bytes = 16) {
+// Whether all bytes are of one of them.
+inline bool are_of_tensors(const void* from, int bytes) {
   const char* const at = static_cast<const char*>(from);
-  bool is_known = bytes < 16 && !words_are_of_tensors;
   for (const Bytes& tensor : tensors) {
     const char* const begin = static_cast<const char*>(tensor.begin);
-    is_known |= at >= begin && at + bytes <= begin + tensor.count;
+    if (at >= begin && at + bytes <= begin + tensor.count) return true;
   }
+  return false;
+}
+inline void check_load(const void* from, int bytes = 16) {
+  const bool is_known = (bytes < 16 && !words_are_of_tensors) || are_of_tensors(from, bytes);
   if (is_known && reinterpret_cast<uintptr_t>(from) % bytes == 0) return;
   printf("a load of %d bytes from %p\n", bytes, from);
   fflush(stdout);
