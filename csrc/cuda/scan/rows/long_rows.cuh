@@ -307,8 +307,21 @@ __device__ __forceinline__ void run_long_rows(const FlatParams& p) {
     else return slice;
   };
   int requested = 0;
+  [[maybe_unused]] ApartCopies copies;  // of one of 32 rounds, a lane; bits of those that are cut
+  [[maybe_unused]] uint32_t cut = 0;
   const auto request = [&] {
-    if (requested < rounds) work_of(loaded).load(&shared.full[loaded.stage][warp]);
+    if constexpr (kApart) {
+      if (requested % 32 == 0) {
+        SliceCursor of_lane = loaded;
+        of_lane.first += lane * apart;
+        copies = work_of(of_lane).copies();
+        cut = __ballot_sync(0xffffffffu, copies.is_cut);
+      }
+      const int owner = requested % 32;
+      if (requested < rounds) work_of(loaded).load(copies, owner, cut >> owner & 1, &shared.full[loaded.stage][warp]);
+    } else {
+      if (requested < rounds) work_of(loaded).load(&shared.full[loaded.stage][warp]);
+    }
     ++requested;
     loaded.advance(p, apart, rows_apart);
   };
