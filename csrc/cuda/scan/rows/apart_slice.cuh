@@ -40,6 +40,14 @@ struct ApartSlice : Slice<T, false, false, kDirection, true> {
     return Whole::bytes_of(p) + kLandingBytes;
   }
 
+  // The slice that begins with an index, in a place of those from `shared` on.
+  static __device__ __forceinline__ ApartSlice at(
+      const FlatParams& p, int64_t first, unsigned char* shared, int place, RowLanding* landings) {
+    return {{InDirection<kDirection>(p), p, first, p.phase, p.count + p.phase,
+                shared + place * bytes_of(p) + kLandingBytes},
+        landings[place]};
+  }
+
   // A row's part of the slice, whose place begins at byte `at`.
   struct Part {
     const T* from;
@@ -247,6 +255,34 @@ struct ApartSlice : Slice<T, false, false, kDirection, true> {
     if (this->first >= this->low && this->first + this->elements() <= this->high) this->store_all_whole();
     else Whole::store_parts(*this);
   }
+};
+
+// How a warp's slices come: those of 32 rounds are found at once, a round a lane.
+struct ApartRounds {
+  ApartCopies copies;
+  uint32_t cut = 0;  // bits of the rounds
+
+  // In every round, by all lanes; those of neighboring rounds begin so many indices apart.
+  template <typename Work>
+  __device__ __forceinline__ void load(int round, int rounds, const Work& slice, int64_t apart, uint64_t* barrier) {
+    if (round % 32 == 0) {
+      Work of_lane = slice;
+      of_lane.first += of_lane.lane * apart;
+      copies = of_lane.copies();
+      cut = __ballot_sync(0xffffffffu, copies.is_cut);
+    }
+    if (round < rounds) slice.load(copies, round % 32, cut >> round % 32 & 1, barrier);
+  }
+};
+
+// Those of a kernel.
+template <typename T, bool kStep, bool kBackward, Direction kDirection, bool kApart>
+struct LongSlice {
+  using type = Slice<T, kStep, kBackward, kDirection, true>;
+};
+template <typename T, Direction kDirection>
+struct LongSlice<T, false, false, kDirection, true> {
+  using type = ApartSlice<T, kDirection>;
 };
 
 }  // namespace dcs

@@ -187,7 +187,8 @@ cudaError_t launch_long_rows(
 template <typename T>
 cudaError_t launch_apart_rows(
     const ScanProblem& problem, const LongRowsPlan& plan, void* workspace, cudaStream_t stream) {
-  const auto kernel = in_direction<T>(problem, [](auto direction) { return apart_rows_kernel<T, direction()>; });
+  const auto kernel =
+      in_direction<T>(problem, [](auto direction) { return long_rows_kernel<T, false, false, direction(), true>; });
   return launch_as_long_rows<T>(kernel, problem, plan, workspace, stream);
 }
 

@@ -24,8 +24,8 @@ struct LongShared {
   Wide carries[kLongTurns][kLongWarps];
   uint64_t full[kLongStages][kLongWarps], totals_ready[kLongTurns], carries_ready[kLongTurns];
 
-  // By all threads.
-  __device__ __forceinline__ void init(int load_arrivals) {
+  // By all threads. The launch before this one has ended behind it.
+  __device__ __forceinline__ void begin(int load_arrivals, int rounds) {
     for (int i = threadIdx.x; i < kLongStages * kLongWarps; i += blockDim.x)
       mbarrier_init(&full[0][0] + i, load_arrivals);
     if (threadIdx.x < kLongTurns) {
@@ -34,6 +34,8 @@ struct LongShared {
     }
     mbarrier_fence_init();
     __syncthreads();
+    if (rounds == 1) launch_dependents();  // blocks of more have work to do until all leave
+    griddepcontrol_wait();
   }
 };
 
@@ -248,15 +250,6 @@ __device__ __forceinline__ void store_slice_sums(
   if (all) store(row + 1, tail, ends_last);
 }
 
-template <typename T, bool kStep, bool kBackward, Direction kDirection, bool kApart>
-struct LongSlice {
-  using type = Slice<T, kStep, kBackward, kDirection, true>;
-};
-template <typename T, Direction kDirection>
-struct LongSlice<T, false, false, kDirection, true> {
-  using type = ApartSlice<T, kDirection>;
-};
-
 // A warp's slices, one a round.
 struct SliceCursor {
   int64_t first;          // index
@@ -272,56 +265,42 @@ struct SliceCursor {
   }
 };
 
-// `kApart`: the slices of one tensor that is not flat (apart_slice.cuh).
-template <typename T, bool kStep, bool kBackward, Direction kDirection, bool kApart>
-__device__ __forceinline__ void run_long_rows(const FlatParams& p) {
-  using Whole = Slice<T, kStep, kBackward, kDirection, true>;
+// `kApart`: of one tensor that is not flat. An instance of its own, as that of flat ones has no registers for it: on an
+// H200 these would take 1.01 of the time in the mean, 1.1 at worst.
+template <typename T, bool kStep, bool kBackward, Direction kDirection, bool kApart = false>
+__global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(const __grid_constant__ FlatParams p) {
   using Work = typename LongSlice<T, kStep, kBackward, kDirection, kApart>::type;
-  constexpr int kBefore = kApart ? kLandingBytes : 0;
   using Passes = LanePasses<T, kStep, kBackward, kDirection, true>;
   using Acc = typename Passes::Acc;
   using Wide = typename Passes::Wide;
-  extern __shared__ __align__(128) unsigned char flat_shared[];
   using Shared = std::conditional_t<kApart, ApartShared<Wide>, LongShared<Wide>>;
+  extern __shared__ __align__(128) unsigned char flat_shared[];
   static_assert(sizeof(Shared) <= kLongSharedBytes);
   Shared& shared = *reinterpret_cast<Shared*>(flat_shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rounds = static_cast<int>((p.tiles - 1 - blockIdx.x) / gridDim.x) + 1;
-  shared.init(kApart ? 1 : load_arrivals(p));
-  if (rounds == 1) launch_dependents();  // blocks of more have work to do until all leave
-  griddepcontrol_wait();
+  shared.begin(kApart ? 1 : load_arrivals(p), rounds);
   if (warp == kLongWarps) {
     CarryWarp<T, kStep, kDirection>{p, shared}.run(rounds);
     return;
   }
 
-  // A block's tiles lie equally far apart. Rows are longer than slices, of which the tensor's ends alone cut off a
-  // part.
+  // A block's tiles lie equally far apart. Rows are longer than slices, which the tensor's ends alone cut.
   const int64_t apart = gridDim.x * p.tile, first = blockIdx.x * p.tile + warp * Work::elements_of(p);
   const FlatPosition rows_apart = whole_rows(p, apart);
   SliceCursor loaded{first, {}, 0, 0}, now{first, locate(p, first), 0, 0}, old = now;
   const auto work_of = [&](const SliceCursor& at) {
-    const Whole slice{InDirection<kDirection>(p), p, at.first, p.phase, p.count + p.phase,
-        flat_shared + kLongSharedBytes + (at.stage * kLongWarps + warp) * Work::bytes_of(p) + kBefore};
-    if constexpr (kApart) return Work{slice, shared.landings[at.stage][warp]};
-    else return slice;
+    if constexpr (kApart)
+      return Work::at(p, at.first, flat_shared + kLongSharedBytes, at.stage * kLongWarps + warp, *shared.landings);
+    else
+      return Work{InDirection<kDirection>(p), p, at.first, p.phase, p.count + p.phase,
+          flat_shared + kLongSharedBytes + (at.stage * kLongWarps + warp) * Work::bytes_of(p)};
   };
   int requested = 0;
-  [[maybe_unused]] ApartCopies copies;  // of one of 32 rounds, a lane; bits of those that are cut
-  [[maybe_unused]] uint32_t cut = 0;
+  [[maybe_unused]] ApartRounds coming;
   const auto request = [&] {
-    if constexpr (kApart) {
-      if (requested % 32 == 0) {
-        SliceCursor of_lane = loaded;
-        of_lane.first += lane * apart;
-        copies = work_of(of_lane).copies();
-        cut = __ballot_sync(0xffffffffu, copies.is_cut);
-      }
-      const int owner = requested % 32;
-      if (requested < rounds) work_of(loaded).load(copies, owner, cut >> owner & 1, &shared.full[loaded.stage][warp]);
-    } else {
-      if (requested < rounds) work_of(loaded).load(&shared.full[loaded.stage][warp]);
-    }
+    if constexpr (kApart) coming.load(requested, rounds, work_of(loaded), apart, &shared.full[loaded.stage][warp]);
+    else if (requested < rounds) work_of(loaded).load(&shared.full[loaded.stage][warp]);
     ++requested;
     loaded.advance(p, apart, rows_apart);
   };
@@ -387,18 +366,6 @@ __device__ __forceinline__ void run_long_rows(const FlatParams& p) {
     for (int i = 0; i < kLongAhead; ++i) states[i] = states[i + 1];
   }
   if (lane == 0) wait_for_stores_to_read();
-}
-
-template <typename T, bool kStep, bool kBackward, Direction kDirection>
-__global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) long_rows_kernel(const __grid_constant__ FlatParams p) {
-  run_long_rows<T, kStep, kBackward, kDirection, false>(p);
-}
-
-// Of one tensor that is not flat. Not a case of the kernel of flat ones, which has no registers for it: on an H200
-// these would take 1.01 of the time in the mean, 1.1 at worst.
-template <typename T, Direction kDirection>
-__global__ void __launch_bounds__(32 * (kLongWarps + 1), 1) apart_rows_kernel(const __grid_constant__ FlatParams p) {
-  run_long_rows<T, false, false, kDirection, true>(p);
 }
 
 }  // namespace dcs
