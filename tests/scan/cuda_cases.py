@@ -31,6 +31,7 @@ class Problem:
     reset: bool = False
     initial: bool = False
     window: int | None = None
+    gap: int = 0  # of the input, elements before each row
 
     def run(self) -> None:
         def draw(shape: tuple[int, ...]) -> torch.Tensor:
@@ -43,7 +44,7 @@ class Problem:
                 drawn.view(-1)[::1013] = 0
             return drawn.requires_grad_(self.backward and self.gamma != "constant step")
 
-        x = draw(self.shape)
+        x = draw((*self.shape[:-1], self.shape[-1] + self.gap))[..., self.gap :]
         gamma: float | torch.Tensor
         if isinstance(self.gamma, float):
             gamma = torch.tensor(self.gamma, device="cuda", requires_grad=True) if self.backward else self.gamma
@@ -134,6 +135,12 @@ def _rows() -> list[Problem]:
             kernel = "long_rows_kernel" if dtype is DOUBLE else "resident_columns_kernel"
             problems.append(Problem(kernel, (300, 9000), dtype, gamma, reset=True, backward=True))
             problems.append(Problem("flat_rows_kernel", (300, 1000), dtype, gamma, initial=True, backward=True))
+    for dtype in (HALF, FLOAT):  # of one tensor, apart: every stage is used again, slices of one row and of two
+        for gap in (1, 4, 7):
+            problems += [
+                Problem("long_rows_kernel", (1201, 16_089), dtype, gap=gap),
+                Problem("long_rows_kernel", (901, 20_003), dtype, "row", reset=True, initial=True, gap=gap),
+            ]
     for gamma in (0.99, "row", "step"):  # doubles: clusters, a block a row, vectors that two blocks have a part of
         problems += [
             Problem("small_rows_kernel", (5, 9001), DOUBLE, gamma, reset=True),

@@ -177,7 +177,7 @@ class Trial {
     const auto kernel = [&] {
       in_direction<T>(p, [&](auto direction) {
         if constexpr (!kStep && !kBackward && sizeof(T) <= 4) {
-          if (rows.apart) return apart_rows_kernel<T, direction()>(params);
+          if (rows.apart) return long_rows_kernel<T, false, false, direction(), true>(params);
         }
         long_rows_kernel<T, kStep, kBackward, direction()>(params);
       });

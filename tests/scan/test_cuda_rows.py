@@ -21,6 +21,7 @@ PADDED_ROWS = (
     (300, 3001, 2),
     (41, 30_001, 9),
     (5, 400_003, 4),
+    (600, 17_003, 5),
 )
 
 
@@ -42,10 +43,14 @@ def test_padded_rows(shape: tuple[int, int, int], share: float, kind: str, dtype
     check_against_cpu(x, gamma, initial, reset, dim=1, direction=direction)
 
 
+# The last two are tiles that blocks take in turn, as often as each place in shared memory is used again.
+LONG_AND_SHORT = ((400, 2003), (160, 7000), (2, 33, 9001), (5, 200_003), (1201, 16_089), (2, 9, 1_000_003))
+
+
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("gap", [1, 2, 3, 4, 7, 8, 16])
-@pytest.mark.parametrize("shape", [(400, 2003), (160, 7000), (2, 33, 9001), (5, 200_003)], ids=str)
+@pytest.mark.parametrize("shape", LONG_AND_SHORT, ids=str)
 @pytest.mark.each_pair
 def test_padded_rows_of_one_tensor(shape: tuple[int, ...], gap: int, dtype: torch.dtype, reverse: bool) -> None:
     """From any address on, what lies between them NaN."""
