@@ -313,6 +313,12 @@ Case draw(std::mt19937& random) {
     c.multiprocessors = 64;
     c.gamma = std::min(c.gamma, 1.0);  // within the range of float
   }
+  if (c.by_long_rows && !c.backward && c.output == Layout::kFlat && one_in(12)) {  // more rounds than a warp has lanes
+    c.length = 2000 + random() % 30000;
+    c.rows = 720000 / c.length / 2 * 2;
+    c.multiprocessors = 1;
+    c.gamma = std::min(c.gamma, 0.99);
+  }
   c.seed = random();
   return c;
 }

@@ -1,5 +1,5 @@
-// The launchers of rows of any shape, some an element type; each type in a file of its own so that they compile side
-// by side.
+// The launchers of rows of any shape, up to four an element type; each type in a file of its own so that they compile
+// side by side.
 #pragma once
 
 #include <cuda_runtime_api.h>
