@@ -236,6 +236,7 @@ class AlignedPlanner {
   // floats all, of half precision those whose steps are neither few bytes a multiprocessor nor many.
   bool threads_outrun_warps() const {
     if (p_.length > kFewWarpSteps || p_.gamma_kind == GammaKind::kStep) return false;
+    if (p_.length <= kFewSteps) return true;
     const int64_t step_bytes = p_.rows() * bytes_of(p_.dtype) / device_.multiprocessors;
     return bytes_of(p_.dtype) == 4 || (step_bytes > kFewStepColumns && step_bytes <= kManyStepColumns);
   }
