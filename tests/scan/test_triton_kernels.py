@@ -83,6 +83,17 @@ def test_long_rows_of_more_segments_than_lanes(
 
 @kernel_test
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
+@pytest.mark.parametrize("length", [4000, rare(4432)])
+def test_rows_of_float64_in_more_segments_than_lanes(launchers: ModuleType, length: int, gates: str) -> None:
+    """64 of 64 steps in a tile."""
+    for resets in (False, True):
+        case = Case((2, length), 1, torch.float64, gates, 0.999, started=not resets, resets=resets)
+        case.check(launchers, resets)
+        case.check_backward(launchers, resets)
+
+
+@kernel_test
+@pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 @pytest.mark.each_pair
 @pytest.mark.parametrize(("reverse", "shifted", "started", "resets"), FORMS)
 def test_every_form(

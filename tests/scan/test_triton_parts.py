@@ -1,4 +1,4 @@
-"""Few columns of many steps in parts of time, by two launches of the Triton kernels, against float64.
+"""Few rows or columns of many steps in parts of time, by two launches of the Triton kernels, against float64.
 
 Runs where test_triton_kernels.py runs; there one test runs this file in the interpreter.
 """
@@ -65,7 +65,8 @@ def check_parts(launchers: ModuleType, taken: list[int], case: Case, reverse: bo
 
 
 # Steps that leave the last part, and its last tile, in part.
-COLUMNS = [rare((603, 5)), (500, 7), (203, 17), rare((200, 33)), (103, 48), (3, 330, 6)]
+COLUMNS = [(1011, 1), (1011, 2), (901, 3), rare((603, 5)), (500, 7), (203, 17), rare((200, 33)), (103, 48), (3, 330, 4)]
+ROWS = [(2, 700), (1, 640)]
 
 
 @pytest.mark.each_pair
@@ -80,6 +81,14 @@ def test_columns(
     check_parts(launchers, taken, case, reverse, shifted)
 
 
+@pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
+@pytest.mark.parametrize("resets", [False, True])
+def test_rows(launchers: ModuleType, taken: list[int], shape: tuple[int, ...], gates: str, resets: bool) -> None:
+    for reverse in (False, True):
+        check_parts(launchers, taken, Case(shape, 1, gates=gates, started=not reverse, resets=resets), reverse)
+
+
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 @pytest.mark.parametrize("resets", [False, True])
 def test_lanes_of_several_warps(launchers: ModuleType, gates: str, resets: bool) -> None:
@@ -92,7 +101,7 @@ def test_lanes_of_several_warps(launchers: ModuleType, gates: str, resets: bool)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(603, 6), (300, 17)])
+@pytest.mark.parametrize("shape", [(603, 2), (300, 17)])
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 def test_dtypes(
     launchers: ModuleType, taken: list[int], shape: tuple[int, ...], gates: str, dtype: torch.dtype
@@ -101,8 +110,9 @@ def test_dtypes(
         check_parts(launchers, taken, Case(shape, 0, dtype, gates, started=reverse, resets=not reverse), reverse)
 
 
-def test_integers(launchers: ModuleType, taken: list[int]) -> None:
-    shape, dim = (603, 7), 0
+@pytest.mark.parametrize("shape", [(603, 3), (2, 600)])
+def test_integers(launchers: ModuleType, taken: list[int], shape: tuple[int, ...]) -> None:
+    dim = int(shape[0] == 2)
     # Past 2^53, where a float64 on the way would round.
     x = torch.randint(-(2**60), 2**60, shape, generator=torch.Generator().manual_seed(0)) // shape[dim]
     for reverse in (False, True):
@@ -113,21 +123,21 @@ def test_integers(launchers: ModuleType, taken: list[int]) -> None:
     assert min(taken) > 2
 
 
-@pytest.mark.parametrize("shape", [(903, 5), (300, 9)])
+@pytest.mark.parametrize("shape", [(903, 2), (300, 9), (2, 1000)])
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
 def test_gradients(launchers: ModuleType, taken: list[int], shape: tuple[int, ...], gates: str) -> None:
     for reverse in (False, True):
-        case = Case(shape, 0, gates=gates, started=reverse, resets=not reverse)
+        case = Case(shape, int(shape[0] == 2), gates=gates, started=reverse, resets=not reverse)
         case.check_backward(launchers, reverse)
     assert min(taken) > 2
 
 
 @pytest.mark.parametrize("gates", ["scalar", "row", "step", "sum"])
-@pytest.mark.parametrize("columns", [5, 9])
+@pytest.mark.parametrize("columns", [2, 9])
 def test_what_is_not_finite(launchers: ModuleType, taken: list[int], gates: str, columns: int) -> None:
     """An infinity or a NaN stays in its column and goes on to the next reset, over all parts."""
     for reverse, resets in itertools.product((False, True), repeat=2):
-        case = Case((300, columns), 0, gates=gates, value=0.99, started=True, resets=resets)
+        case = Case((200, columns), 0, gates=gates, value=0.99, started=True, resets=resets)
         case.x[70, 0], case.x[140, 0], case.x[93, 1] = float("inf"), float("nan"), float("-inf")
         case.check_non_finite(launchers, reverse)
         case.reset = None
@@ -139,7 +149,7 @@ def test_what_is_not_finite(launchers: ModuleType, taken: list[int], gates: str,
 @pytest.mark.parametrize("kind", ["row", "step"])
 def test_gates_that_are_not_finite(launchers: ModuleType, taken: list[int], kind: str) -> None:
     """The first step has no carry: what a gate there would make of it, and of parts that are not there, is nothing."""
-    case = Case((600, 6), 0, gates=kind)
+    case = Case((600, 3), 0, gates=kind)
     if kind == "row":
         case.gamma[0] = float("nan")
         case.gamma[1] = float("inf")
@@ -151,7 +161,7 @@ def test_gates_that_are_not_finite(launchers: ModuleType, taken: list[int], kind
 
 def test_products_that_leave_the_range(launchers: ModuleType, taken: list[int]) -> None:
     """Of a part, or of several: they are cut to the largest number, and 0 times it stays 0; below they come to 0."""
-    for value, columns in ((3.0, 5), (-3.0, 6), (1e-30, 5), (0.0, 5)):
+    for value, columns in ((3.0, 2), (-3.0, 1), (1e-30, 1), (0.0, 1)):
         for gates in ("scalar", "row", "step"):
             case = Case((1500, columns), 0, gates=gates, value=value)
             if case.gamma is not None:
@@ -165,7 +175,7 @@ def test_products_that_leave_the_range(launchers: ModuleType, taken: list[int]) 
 
 
 def test_gamma_is_not_rounded(launchers: ModuleType, taken: list[int]) -> None:
-    x = torch.ones((3000, 5), device=DEVICE)
+    x = torch.ones((3000, 2), device=DEVICE)
     output = launchers.scan(x, ScanCall(None, 0.999, 0, False, False, None, None, None)).cpu()
     expected = (1 - 0.999 ** torch.arange(1, 3001, dtype=torch.float64)) / (1 - 0.999)
     assert (output.double() - expected[:, None]).abs().max().item() <= 3e-4
@@ -173,7 +183,7 @@ def test_gamma_is_not_rounded(launchers: ModuleType, taken: list[int]) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs one program after the other")
-@pytest.mark.parametrize("shape", [(631556, 2), (300000, 3), (100000, 20)])  # by look-back, and in parts
+@pytest.mark.parametrize("shape", [(631556, 2), (300000, 3), (100000, 24), (3000000, 2)])  # in parts, by look-back
 def test_the_same_bits_every_time(launchers: ModuleType, shape: tuple[int, int]) -> None:
     x = torch.randn(shape, device=DEVICE)
     call = ScanCall(None, 0.9999, 0, False, False, None, None, None)

@@ -17,16 +17,8 @@ from torch import Tensor
 from ..common.launch import float_bits, on_device
 from ..common.layout import Layout
 from ..scan.gamma import load_gamma
-from ..scan.tile import (
-    group_totals,
-    last_lane,
-    load_steps,
-    positions,
-    previous_lane,
-    scan_lanes,
-    store_steps,
-    within,
-)
+from ..scan.lanes import last_lane, previous_lane, scan_lanes
+from ..scan.tile import group_totals, load_steps, positions, store_steps, within
 from .rollout import Rollout, row_rate_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from .gamma import discounted, rates
-from .tile import backwards, group_totals, pack, replay, scan_lanes, unpack
+from .lanes import scan_lanes
+from .tile import backwards, group_totals, pack, replay, unpack
 from .tiles import carry_groups, carry_segments, gates_of_rows
 
 

@@ -15,10 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
+from .lanes import last_lane, previous_lane
 from .lookback import PUBLISHED, look_back_words, publish
 from .problem import ScanProblem, Tile
 from .register_groups import column_order, steps_of, tile_of
-from .tile import backwards, in_groups, last_lane, pack, positions, previous_lane, store_steps, unpack
+from .tile import backwards, in_groups, pack, positions, store_steps, unpack
 
 SMALLEST_GAMMA = 0.5
 LANES, VECTOR = 32, 8

@@ -226,8 +226,11 @@ class _Problem(ScanProblem):
         most_registers = self.registers(gradient)
         share, count, group, each, lanes, bits, words, options = 0, 1, 0, 1, 0, 0, None, {}
         if waits and not looks_back:
+            if self.tiling == "serial" and self.inner <= SECTOR // 2:
+                self.transpose_tiles()
+                tile = self.tile()
             most_registers = part_registers(self, gradient)
-            tile, share, count, lanes, bits = parts_of(self, most_registers)
+            tile, share, count, lanes, bits = parts_of(self, tile, most_registers)
             started = initial.tensor is not None and gradient == "none"
             words, options = run_part_totals(self, tile, share, count, started)
         blocks, tiles = self.blocks(tile.R), triton.cdiv(layout.length, tile.steps)

@@ -17,20 +17,8 @@ from torch import Tensor
 
 from ..common.launch import device_of
 from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma, weighted
-from .tile import (
-    gate_gradients,
-    group_totals,
-    last_lane,
-    load_steps,
-    positions,
-    previous_lane,
-    replay,
-    scan_lanes,
-    store_steps,
-    summed,
-    widened,
-    within,
-)
+from .lanes import last_lane, previous_lane, scan_lanes
+from .tile import gate_gradients, group_totals, load_steps, positions, replay, store_steps, summed, widened, within
 
 PUBLISHED = tl.constexpr(1 << 32)
 
@@ -90,6 +78,7 @@ def scan_lookback(
     """
     TILE: tl.constexpr = Q * J * V
     STARTED: tl.constexpr = HAS_INITIAL and GRADIENT == "none"
+    NUMBER: tl.constexpr = "scalar" if GATES == "row" else GATES  # a program has one row
     # All rows' first tiles start before any second one, so that many rows fill the device without waiting.
     row = tl.program_id(0) % rows
     tile = tl.program_id(0) // rows
@@ -120,10 +109,10 @@ def scan_lookback(
     values = load_steps(x_row, position, valid, x_time, 0, pin, Q, J, V, REVERSE, LAYOUT)
     group_weight = power_of_two_power(gamma, V, WIDE)
     total, _, _ = group_totals(values, gates, gate_rest, values, tl.float32, V, RATES, False)
-    total, segment_weight, _ = scan_lanes(total, group_weight, total, Q, J, GATES, False, WIDE)
+    total, segment_weight, _ = scan_lanes(total, group_weight, total, Q, J, NUMBER, False, WIDE)
     # Float64 along the row, as in scan_tiles.
     ends = tl.reshape(last_lane(total, Q, J), (1, Q)).to(tl.float64)
-    ends, tile_weight, _ = scan_lanes(ends, segment_weight, ends, 1, Q, GATES, False, WIDE)
+    ends, tile_weight, _ = scan_lanes(ends, segment_weight, ends, 1, Q, NUMBER, False, WIDE)
     tile_total = tl.sum(tl.reshape(last_lane(ends, 1, Q), (1,)), axis=0)
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()

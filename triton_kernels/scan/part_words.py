@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .gamma import bounded_product, integer_power
-from .tile import join_carry, last_lane, scan_lanes
+from .lanes import join_carry, last_lane, scan_lanes
 
 # What a lane has at most joined by BITS bits of a count, and so many parts of it are loaded at a time.
 BITS = tl.constexpr(8)

@@ -1,4 +1,4 @@
-"""Few columns of many steps in two launches, of which no program waits for another one.
+"""Few rows or columns of many steps in two launches, of which no program waits for another one.
 
 The first (`part_totals`) takes the totals of parts of time, the second (scan_tiles in tiles.py) scans the parts, each
 from the carry that it folds of the totals before. Look-back (tile_words.py) is one launch and reads once, but its
@@ -17,9 +17,9 @@ import triton.language as tl
 
 from ..common.launch import device_of, float_bits
 from .gamma import bounded_product
+from .lanes import last_lane
 from .part_words import word_of_part, words_of_row, write_part
 from .problem import SECTOR, SECTOR_BYTES, Tile
-from .tile import last_lane
 from .tiles import carry_segments, gates_of_rows, load_tile, rows_of_block, rows_of_operands, tile_result
 
 if TYPE_CHECKING:
@@ -33,10 +33,9 @@ MULTIPROCESSORS, REGISTERS, FOLDED = 132, 65536, 32
 THREADS, STEPS, LEAST_STEPS = 256, (16, 8), 4
 # So many programs before a thread takes fewer steps than that.
 BUSY_PROGRAMS = 264
-# What takes parts: so many columns, fewer than which several warps would have the lanes of, up to so many elements, of
-# so many tiles. On an H200 38 random problems take 0.80 of the time of look-back; 100 to 400 columns 1.13, more
-# elements, which are read twice, 1.1.
-FEWEST_COLUMNS, MOST_COLUMNS, MOST_ELEMENTS, LEAST_TILES = 5, 64, 2_000_000, 4
+# What takes parts: up to so many columns and elements, from so many tiles on. On an H200 51 random problems take 0.75
+# of the time of look-back, 2 and 3 columns 0.62; 100 to 400 columns 1.13, more elements, which are read twice, 1.1.
+MOST_COLUMNS, MOST_ELEMENTS, LEAST_TILES = 64, 2_000_000, 4
 
 
 @triton.jit(do_not_specialize=["gamma_bits", "share"])
@@ -99,13 +98,17 @@ class Parts(NamedTuple):
 def takes_parts(problem: ScanProblem, tile: Tile) -> bool:
     """Whether parts suit what would be such tiles by look-back."""
     rows, length = problem.layout.rows, problem.layout.length
-    few = problem.tiling == "serial" and FEWEST_COLUMNS <= problem.inner <= MOST_COLUMNS and not problem.scans_alone
-    return few and rows * length <= MOST_ELEMENTS and length > (LEAST_TILES - 1) * tile.steps
+    few = problem.inner <= MOST_COLUMNS and rows * length <= MOST_ELEMENTS and not problem.scans_alone
+    return few and length > (LEAST_TILES - 1) * tile.steps
 
 
-def parts_of(problem: ScanProblem, registers: int) -> Parts:
-    """As many parts as run at once with so many registers a thread, and are folded without delay."""
-    tile = _tile_of_columns(problem)
+def parts_of(problem: ScanProblem, tile: Tile, registers: int) -> Parts:
+    """As many parts as run at once with so many registers a thread, and are folded without delay.
+
+    `tile`: that of look-back.
+    """
+    if problem.tiling == "serial":
+        tile = _tile_of_columns(problem)
     blocks, tiles = problem.blocks(tile.R), triton.cdiv(problem.layout.length, tile.steps)
     lanes = max(2, 32 * tile.num_warps // tile.R)
     programs = MULTIPROCESSORS * (REGISTERS // (32 * tile.num_warps * registers))
@@ -116,9 +119,13 @@ def parts_of(problem: ScanProblem, registers: int) -> Parts:
 
 
 def part_registers(problem: ScanProblem, gradient: str) -> int:
-    """A cap on registers a thread of `scan_tiles`, of which 24 to 32 warps share an SM; few spill (sm_90)."""
+    """A cap on registers a thread of `scan_tiles`, of which 16 to 32 warps share an SM; few spill (sm_90)."""
+    if gradient != "none":
+        return 128 if problem.tiling == "columns" else 80
     gated = problem.gates.kind == "step" or problem.reset.tensor is not None
-    return 64 if problem.accumulate is tl.float32 and not gated and gradient == "none" else 80
+    if problem.tiling == "columns":
+        return 96 if gated else 80
+    return 64 if problem.accumulate is tl.float32 and not gated else 80
 
 
 def _tile_of_columns(problem: ScanProblem) -> Tile:

@@ -102,6 +102,12 @@ class ScanProblem:
             turned, (self.x, self.y, self.gamma, self.initial, self.reset)
         )
 
+    def transpose_tiles(self) -> None:
+        """Columns that neighboring threads would take are tiles that are transposed then, as narrower ones are."""
+        self.tiling = "columns"
+        if self.accumulate is tl.float64 and self.widens:
+            self.accumulate = tl.float32
+
     def blocks(self, columns: int) -> int:
         return self.outer * int(triton.cdiv(self.inner, columns))
 

@@ -1,10 +1,6 @@
 """What the scan kernels share: a tile of rows is cut into groups of V successive steps, one group a thread.
 
-A group is scanned step by step in registers; the totals of the groups are scanned over lanes by doubling (Hillis and
-Steele, "Data parallel algorithms", 1986), with powers of gamma made in float64 where gamma is one number a row. The
-exchange is `tl.gather` and not `tl.associative_scan`: the latter shuffles the products of the gates too, rounds them
-anew at every level, and costs six times as many shuffles for a reversed scan. Compiled for sm_90 a gather within a warp
-is one shuffle.
+A group is scanned step by step in registers, the totals of the groups over lanes (lanes.py).
 
 Layouts (a constexpr), how a tile's steps come from memory and go there:
 "vectors": rows in time whose groups of V steps are aligned: a thread loads its group.
@@ -17,7 +13,7 @@ threads that they belong to (`in_groups`).
 import triton
 import triton.language as tl
 
-from .gamma import bounded_product, discounted, weighted
+from .gamma import bounded_product, discounted
 
 
 @triton.jit
@@ -293,61 +289,3 @@ def summed(steps, P: tl.constexpr, V: tl.constexpr):
     for i in tl.static_range(1, V):
         total += steps[i]
     return tl.reshape(tl.sum(total, axis=1), (P, 1))
-
-
-@triton.jit
-def scan_lanes(
-    total, product, cut, P: tl.constexpr, J: tl.constexpr, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr
-):
-    """Inclusive scan of (P, J) group totals along J.
-
-    `product`: for "step" the product of each group's gates, (P, J) float64, scanned too; for "scalar" and "row" the
-    weight of a whole group, a number or (P, J) or (P, 1). `cut` (P, J) int32, with RESET: whether a group has a reset.
-    """
-    lane = tl.arange(0, J)[None, :] + tl.zeros((P, 1), tl.int32)
-    weight = product
-    for level in tl.static_range(16):
-        if (1 << level) < J:
-            source = tl.maximum(lane - (1 << level), 0)
-            inside = lane >= (1 << level)
-            joined = weighted(total, weight, tl.gather(total, source, 1), GATES, WIDE)
-            if RESET:
-                joined = tl.where(cut != 0, total, joined)
-                cut = tl.where(inside, cut | tl.gather(cut, source, 1), cut)
-            total = tl.where(inside, joined, total)
-            if GATES == "step":
-                weight = tl.where(inside, bounded_product(weight, tl.gather(weight, source, 1)), weight)
-            elif GATES != "sum":
-                if WIDE:
-                    weight = bounded_product(weight, weight)
-                else:
-                    weight = weight * weight
-    return total, weight, cut
-
-
-@triton.jit
-def previous_lane(tile, first, P: tl.constexpr, J: tl.constexpr):
-    """An inclusive scan along J made exclusive, with `first` in lane 0."""
-    if J == 1:
-        return tl.zeros((P, 1), tile.dtype) + first
-    else:
-        lane = tl.arange(0, J)[None, :] + tl.zeros((P, 1), tl.int32)
-        return tl.where(lane == 0, first, tl.gather(tile, tl.maximum(lane - 1, 0), 1))
-
-
-@triton.jit
-def last_lane(tile, P: tl.constexpr, J: tl.constexpr):
-    """(P, J) -> (P, 1), the last column."""
-    if J == 1:
-        return tile
-    else:
-        return tl.gather(tile, tl.full((P, 1), J - 1, tl.int32), 1)
-
-
-@triton.jit
-def join_carry(total, weight, cut, carry, GATES: tl.constexpr, RESET: tl.constexpr, WIDE: tl.constexpr):
-    """``total + weight * carry``, or total where a reset lies between."""
-    joined = weighted(total, weight, carry, GATES, WIDE)
-    if RESET:
-        joined = tl.where(cut != 0, total, joined)
-    return joined

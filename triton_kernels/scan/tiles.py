@@ -10,20 +10,17 @@ import triton
 import triton.language as tl
 
 from .gamma import integer_power, load_gamma, power_of_two_power, rates, split_gamma
+from .lanes import join_carry, last_lane, previous_lane, scan_lanes
 from .part_words import carry_into_part
 from .tile import (
     as_loaded,
     gate_gradients,
     group_totals,
-    join_carry,
-    last_lane,
     load_steps,
     opaque,
     opaque_steps,
     positions,
-    previous_lane,
     replay,
-    scan_lanes,
     store_steps,
     summed,
     widened,
