@@ -286,22 +286,22 @@ def run_rows(problem: ScanProblem, steps: int, group: int) -> None:
     """
     x, y, initial, layout = problem.x, problem.y, problem.initial, problem.layout
     assert x.tensor is not None
-    segments = steps // (LANES * VECTOR)
+    tile = Tile(1, steps // (LANES * VECTOR), LANES, VECTOR, max(1, steps // (8 * LANES * VECTOR)))
     tiling = "words" if _share_words(problem) else problem.tiling
     tiles = triton.cdiv(layout.length + (VECTOR - 1 if tiling == "words" else 0), steps)
     words_row = tiles // group * (group + 1) + tiles % group
     words, options = look_back_words(x.tensor, layout.rows, words_row)
     gamma = problem.gates.value
-    levels = segments.bit_length() - 1
+    levels = tile.Q.bit_length() - 1
     scan_half_rows[(layout.rows * tiles,)](
         x.tensor, y.tensor, initial.tensor, words, gamma, math.log2(abs(gamma)),
         powers_of(gamma, tuple(VECTOR << level for level in range(5))),
         powers_of(gamma, tuple(VECTOR * LANES << level for level in range(max(1, levels)))),
         layout.length, layout.rows, problem.inner, tiles, words_row,
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
-        segments, LANES, VECTOR, group, 5, levels, problem.index_dtype(x, y), problem.reverse,
+        tile.Q, tile.J, tile.V, group, 5, levels, problem.index_dtype(tile, x, y), problem.reverse,
         initial.tensor is not None, x.tensor.is_cuda and torch.version.hip is None, bool(options),
-        tiling, num_warps=max(1, segments // 8), maxnreg={"vectors": 64, "words": 96}.get(tiling), **options,
+        tiling, num_warps=tile.num_warps, maxnreg={"vectors": 64, "words": 96}.get(tiling), **options,
     )  # fmt: skip
 
 
@@ -336,6 +336,6 @@ def run_columns(problem: ScanProblem, block: Tile) -> None:
         x.tensor, y.tensor, initial.tensor, gamma, math.log2(abs(gamma)), powers_of(gamma, tuple(range(1 - group, 1))),
         layout.length, layout.inner,
         x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
-        block.R, block.steps, group, neighbors, problem.index_dtype(x, y), problem.reverse,
+        block.R, block.steps, group, neighbors, problem.index_dtype(block, x, y), problem.reverse,
         initial.tensor is not None, whole, num_warps=warps,
     )  # fmt: skip

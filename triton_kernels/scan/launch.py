@@ -250,7 +250,7 @@ class _Problem(ScanProblem):
             initial.outer, initial.inner, reset.outer, reset.time, reset.inner,
             output.outer, output.time, output.inner, grad.outer, grad.time, grad.inner,
             tile.R, tile.Q, tile.J, tile.V,
-            self.accumulate, self.index_dtype(x, y, gamma, reset, output, grad), self.gates.kind, self.gates.wide,
+            self.accumulate, self.index_dtype(tile, x, y, gamma, reset, output, grad), self.gates.kind, self.gates.wide,
             self.reverse, self.shifted, initial.tensor is not None, reset.tensor is not None, gradient,
             group, each, lanes, bool(options), x.tensor.is_cuda and torch.version.hip is None, self.tiling,
             num_warps=tile.num_warps, maxnreg=most_registers, **options,
@@ -270,7 +270,7 @@ class _Problem(ScanProblem):
             self.gates.bits, layout.length, layout.rows, self.inner, tiles, row_words,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
             initial.outer, initial.inner, output.outer, output.time, output.inner,
-            tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(x, y, output), self.gates.kind, self.gates.wide,
+            tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(tile, x, y, output), self.gates.kind, self.gates.wide,
             self.reverse, initial.tensor is not None, gradient, bool(options), self.tiling,
             num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
         )  # fmt: skip
@@ -314,7 +314,7 @@ class _Problem(ScanProblem):
         scan_columns[(layout.outer * triton.cdiv(layout.inner, block.R),)](
             x.tensor, y.tensor, initial.tensor, self.gates.bits, layout.length, layout.inner,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, initial.outer, initial.inner,
-            block.R, block.steps, block.V, self.index_dtype(x, y), self.reverse, initial.tensor is not None,
+            block.R, block.steps, block.V, self.index_dtype(block, x, y), self.reverse, initial.tensor is not None,
             layout.length <= block.steps, num_warps=block.num_warps,
         )  # fmt: skip
 

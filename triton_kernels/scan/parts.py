@@ -166,7 +166,7 @@ def run_part_totals(
             x.tensor, gamma.tensor, reset.tensor, words, words,
             problem.gates.bits, problem.layout.length, problem.inner, blocks, share,
             x.outer, x.time, x.inner, gamma.outer, gamma.time, gamma.inner, reset.outer, reset.time, reset.inner,
-            tile.R, tile.Q, tile.J, tile.V, problem.accumulate, problem.index_dtype(x, gamma, reset),
+            tile.R, tile.Q, tile.J, tile.V, problem.accumulate, problem.index_dtype(tile, x, gamma, reset),
             problem.gates.kind, problem.gates.wide, problem.reverse, problem.shifted, started,
             reset.tensor is not None, dependent, problem.tiling, num_warps=tile.num_warps,
         )  # fmt: skip

@@ -23,8 +23,6 @@ SECTOR, SECTOR_BYTES = 8, 32
 LEAST_COLUMN_TILE = 1024
 # Bytes of a step of columns that tiles are transposed for: a load of columns fetches few elements of them then.
 NARROW_COLUMNS = 8
-# Of a program.
-MOST_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,13 @@ class ScanProblem:
     def accumulate_dtype(self) -> torch.dtype:
         return {tl.float64: torch.float64, tl.int64: torch.int64, tl.float32: torch.float32}[self.accumulate]
 
-    def index_dtype(self, *operands: Operand) -> tl.dtype:
-        """int32 positions where no rows of a tile reach 2^31 elements, a tile past their end included."""
-        reach = max(abs(operand.time) for operand in operands) * (self.layout.length + 2 * LONGEST_TILE)
-        across = max(abs(operand.inner) for operand in (*operands, self.initial)) * MOST_ROWS
+    def index_dtype(self, tile: Tile, *operands: Operand) -> tl.dtype:
+        """int32 positions where no rows of a tile reach 2^31 elements, two tiles past their end included.
+
+        int64 takes twice the registers: half-precision rows of any alignment spill 387 times for 2 with 96 (sm_90).
+        """
+        reach = max(abs(operand.time) for operand in operands) * (self.layout.length + 2 * tile.steps)
+        across = max(abs(operand.inner) for operand in (*operands, self.initial)) * tile.R
         return tl.int32 if reach + across < 2**31 else tl.int64
 
 
