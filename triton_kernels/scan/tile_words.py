@@ -53,29 +53,30 @@ def publish_slot(
 
 
 @triton.jit
-def load_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
-    """N words (R, W), APART of them from one to the next; those wanted are from `low`, 0 or 1, to `high`."""
+def await_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
+    """N words (R, W) once all that are wanted are written: from `low`, 0 or 1, to `high`."""
     words = ()
     for i in tl.static_range(N):
         wanted = (low == 0) & (high > 0) if i == 0 else high > i
         words = words + (tl.load(word + i * APART, mask=wanted, other=WRITTEN, volatile=True),)
+    while tl.min(flags_of(words, N)) == 0:
+        words = load_missing(words, word, N, APART)
+    if N == 1:
+        # Fewer words than threads: several threads have one, each as it was when that thread asked, and the minimum is
+        # of one of them. Now that all are written the others get them, too.
+        words = load_missing(words, word, N, APART)
     return words
 
 
 @triton.jit
-def await_words(word, low, high, N: tl.constexpr, APART: tl.constexpr):
-    words = load_words(word, low, high, N, APART)
-    if N == 1:
-        # Fewer words than threads: several threads have one, each as it was when that thread asked, and the minimum is
-        # of one of them. All threads get them when all are written.
-        least = tl.min(flags_of(words, N))
-        while least == 0:
-            least = tl.min(flags_of(load_words(word, low, high, N, APART), N))
-        words = load_words(word, low, high, N, APART)
-    else:
-        while tl.min(flags_of(words, N)) == 0:
-            words = load_words(word, low, high, N, APART)
-    return words
+def load_missing(words, word, N: tl.constexpr, APART: tl.constexpr):
+    """Those of N words, APART of them from one to the next, that were not written yet: programs that wait for a word
+    would keep others from writing theirs beside it if they read all of them again."""
+    loaded = ()
+    for i in tl.static_range(N):
+        missing = (words[i] >> 32) == 0
+        loaded = loaded + (tl.load(word + i * APART, mask=missing, other=words[i], volatile=True),)
+    return loaded
 
 
 @triton.jit
