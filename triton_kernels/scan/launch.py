@@ -116,16 +116,23 @@ def _refuse_complex(input: Tensor, gamma: Tensor | None) -> None:
 class _Problem(ScanProblem):
     """Launches the kernel that suits its shape."""
 
-    def registers(self, gradient: str) -> int | None:
-        """A cap on registers a thread: 64 let 32 warps share an SM, where the compiler would take 80 to 120 unasked.
+    def registers(self, gradient: str, tile: Tile) -> int | None:
+        """A cap on registers a thread, of which the compiler would take up to 255 unasked.
 
-        Only plain scans keep within it without spilling; a program waits for memory most of its time.
+        A program waits for memory most of its time: 64 let 32 warps share an SM, 128 16 and 168 12, 255 eight. Plain
+        scans keep within 64 without spilling. Programs of eight warps and more do within 128, others spill some (sm_90,
+        up to a twentieth of their instructions).
         """
         plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None and gradient == "none"
         narrow = self.accumulate is tl.float32 and not self.gates.wide
         if self.tiling == "serial" and not self.scans_alone and self.gates.kind != "step":
             return 80
-        return 64 if plain and narrow and self.tiling == "vectors" else None
+        if plain and narrow and self.tiling == "vectors":
+            return 64
+        gated, resets = self.gates.kind in ("row", "step"), self.reset.tensor is not None
+        if self.tiling == "serial" or (gradient != "none" and resets and tile.num_warps < 8):
+            return None
+        return 128 if tile.num_warps >= 8 or (gradient == "none" and not (gated and resets)) else 168
 
     def run(self, output: Tensor | None, grad_gamma: Tensor | None, gradient: str) -> Tensor:
         """Launches the scan; with gradient "sum" returns the (rows,) sums of gamma's gradient."""
@@ -223,7 +230,7 @@ class _Problem(ScanProblem):
         assert y.tensor is not None
         waits = self.blocks(tile.R) < ENOUGH_PROGRAMS and layout.length > tile.steps
         looks_back = waits and not takes_parts(self, tile)
-        most_registers = self.registers(gradient)
+        most_registers = self.registers(gradient, tile)
         share, count, group, each, lanes, bits, words, options = 0, 1, 0, 1, 0, 0, None, {}
         if waits and not looks_back:
             if self.tiling == "serial" and self.inner <= SECTOR // 2:
@@ -272,7 +279,7 @@ class _Problem(ScanProblem):
             initial.outer, initial.inner, output.outer, output.time, output.inner,
             tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(tile, x, y, output), self.gates.kind, self.gates.wide,
             self.reverse, initial.tensor is not None, gradient, bool(options), self.tiling,
-            num_warps=tile.num_warps, maxnreg=self.registers(gradient), **options,
+            num_warps=tile.num_warps, maxnreg=self.registers(gradient, tile), **options,
         )  # fmt: skip
         return partials
 
