@@ -168,8 +168,11 @@ class _Problem(ScanProblem):
             return self._tile_of_groups(itemsize, gated)
         if self.tiling == "serial":
             steps = min(8 if gated else 32 if itemsize == 2 else 16, triton.next_power_of_2(length))
-            columns = min(128, triton.next_power_of_2(self.inner))
-            return Tile(columns, 1, 1, steps, max(1, columns // 32))
+            # A thread with few steps has several columns: a program takes longer to begin than to load 1 KB.
+            columns = min(128 * max(1, 8 // steps), triton.next_power_of_2(self.inner))
+            while columns > 128 and self.blocks(columns) < 4 * ENOUGH_PROGRAMS:
+                columns //= 2
+            return Tile(columns, 1, 1, steps, max(1, min(4, columns // 32)))
         vector = min(16 // itemsize, triton.next_power_of_2(length))
         # Gates and their products take registers too: half as many steps.
         most = 2048 if gated else 4096
@@ -179,7 +182,10 @@ class _Problem(ScanProblem):
             lanes = min(32, steps // vector)
             return Tile(columns, steps // (lanes * vector), lanes, vector, max(1, columns * steps // 512))
         lanes = min(32, triton.next_power_of_2(triton.cdiv(length, vector)))
-        single = LONGEST_TILE // 2 if gated else LONGEST_TILE
+        # A wait for the tiles before takes longer than a large tile, but where that spills (sm_90).
+        plain = self.gates.kind in ("sum", "scalar") and self.reset.tensor is None
+        fits = not gated or (self.blocks(1) < ENOUGH_PROGRAMS and (plain or itemsize < 8))
+        single = LONGEST_TILE if fits else LONGEST_TILE // 2
         segments = triton.next_power_of_2(triton.cdiv(length, lanes * vector))
         if length > single:
             segments = most // (lanes * vector)
@@ -206,7 +212,8 @@ class _Problem(ScanProblem):
         while whole > SECTOR and (whole * steps > 512 * most or self.blocks(whole) < BUSY_PROGRAMS // 2):
             whole //= 2
         if whole * steps <= 512 * most and self.blocks(whole) >= BUSY_PROGRAMS // 8:
-            threads = 512 if self.blocks(whole) < BUSY_PROGRAMS else 256
+            # A multiprocessor runs one program of 512 threads at a time.
+            threads = 512 if self.blocks(whole) <= BUSY_PROGRAMS // 2 else 256
             columns, group = whole, min(most, max(4, whole * steps // threads), steps)
             lanes = steps // group
         else:
