@@ -284,8 +284,8 @@ class _Problem(ScanProblem):
             self.gates.bits, layout.length, layout.rows, self.inner, tiles, row_words,
             x.outer, x.time, x.inner, y.outer, y.time, y.inner, gamma.outer, gamma.inner,
             initial.outer, initial.inner, output.outer, output.time, output.inner,
-            tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(tile, x, y, output), self.gates.kind, self.gates.wide,
-            self.reverse, initial.tensor is not None, gradient, bool(options), self.tiling,
+            tile.Q, tile.J, tile.V, LOOKBACK_GROUP, self.index_dtype(tile, x, y, output), self.gates.kind,
+            self.gates.wide, self.reverse, initial.tensor is not None, gradient, bool(options), self.tiling,
             num_warps=tile.num_warps, maxnreg=self.registers(gradient, tile), **options,
         )  # fmt: skip
         return partials
