@@ -88,6 +88,23 @@ DCS_INLINE Vector select(const bool* flags, Vector a, Vector b) {
 // Whether a lane is infinite or NaN.
 DCS_INLINE bool has_special(Vector v) { return _mm512_fpclass_pd_mask(v, 0x99) != 0; }
 
+// Some of the lanes, and how they are stored: kLaneWords words.
+using Lanes = __mmask8;
+using LaneWord = uint8_t;
+constexpr int kLaneWords = 1;
+
+DCS_INLINE Lanes load_lanes(const LaneWord* from) { return *from; }
+// Those of values that are not below `least`.
+DCS_INLINE void store_lanes(LaneWord* to, const int64_t* values, int64_t least) {
+  *to = _mm512_cmpge_epi64_mask(_mm512_loadu_si512(values), _mm512_set1_epi64(least));
+}
+// v in these lanes, 0 in the others.
+DCS_INLINE Vector only(Lanes lanes, Vector v) { return _mm512_maskz_mov_pd(lanes, v); }
+// a * b + c in these lanes, c in the others.
+DCS_INLINE Vector multiply_add_in(Lanes lanes, Vector a, Vector b, Vector c) {
+  return _mm512_mask3_fmadd_pd(a, b, c, lanes);
+}
+
 #elif defined(__AVX2__)
 
 using Vector = __m256d;
@@ -202,6 +219,19 @@ DCS_INLINE bool has_special(Vector v) {
 #endif
 
 #if !defined(__AVX512F__)
+
+using Lanes = Vector;
+using LaneWord = uint64_t;
+constexpr int kLaneWords = kWidth;
+
+DCS_INLINE Lanes load_lanes(const LaneWord* from) { return load(reinterpret_cast<const double*>(from)); }
+DCS_INLINE void store_lanes(LaneWord* to, const int64_t* values, int64_t least) {
+  for (int i = 0; i < kWidth; ++i) to[i] = values[i] >= least ? ~uint64_t{0} : 0;
+}
+DCS_INLINE Vector only(Lanes lanes, Vector v) { return bit_and(lanes, v); }
+DCS_INLINE Vector multiply_add_in(Lanes lanes, Vector a, Vector b, Vector c) {
+  return multiply_add(bit_and(a, lanes), b, c);
+}
 
 // The 16-bit types one by one where there are no instructions for them (half: F16C, which -mavx2 alone does not give).
 template <typename T>

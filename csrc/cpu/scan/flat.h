@@ -5,6 +5,9 @@
 // run through again step by step.
 #pragma once
 
+#include <cstring>
+#include <utility>
+
 #include "scan/contiguous.h"
 
 namespace dcs::cpu {
@@ -49,7 +52,7 @@ inline bool is_flat(const ScanProblem& problem) {
       (problem.initial == nullptr || has_even_rows(problem, problem.initial_strides));
 }
 
-inline int64_t rows_of_tile(const ScanProblem& problem) { return kTileElements / problem.length / 8 * 8; }
+inline int64_t rows_of_tile(const ScanProblem& problem) { return kTileElements / problem.length / 16 * 16; }
 
 inline int64_t flat_tiles(const ScanProblem& problem) {
   const int64_t each = rows_of_tile(problem);
@@ -91,7 +94,7 @@ struct FlatRows {
   const ScanProblem& problem;
   const int64_t length, each;  // each: rows of a tile, whole vectors
   const bool all_dense;        // all operands of steps
-  alignas(64) double masks[kFlatRow * kMasks * kWidth];
+  alignas(64) LaneWord masks[kFlatRow * kMasks * kLaneWords];
   alignas(64) double gates[kTileElements + 2 * kWidth];
   alignas(64) double added[kTileElements + kWidth];  // what initial values add to the rows' first steps
   T x[kTileElements + 16], y[kTileElements + 16], step_gates[kTileElements + 16];
@@ -105,66 +108,77 @@ struct FlatRows {
         all_dense(is_dense(given, given.input_strides) &&
             (given.gamma_kind != GammaKind::kStep || is_dense(given, given.gamma_strides)) &&
             (given.reset == nullptr || is_dense(given, given.reset_strides))) {
-    const uint64_t all = ~uint64_t{0};
-    for (int64_t phase = 0; phase < length; ++phase)
-      for (int64_t lane = 0; lane < kWidth; ++lane) {
-        const int64_t step = (phase + lane) % length, at = kMirrored ? kWidth - 1 - lane : lane;
-        const bool kept[kMasks] = {
-            step >= 1, step >= 2, step >= 4, phase > 0 && phase + lane < length, phase > 0 && phase + kWidth <= length};
-        for (int m = 0; m < kMasks; ++m) {
-          const uint64_t bits = kept[m] ? all : 0;
-          std::memcpy(&masks[(phase * kMasks + m) * kWidth + at], &bits, sizeof bits);
-        }
-        for (int k = 0; k < 3; ++k) ones[k][at] = lane < (1 << k) ? 1.0 : 0.0;
+    int64_t steps[kWidth], ahead[kWidth], past[kWidth];  // ahead: above 0 where the row of the first lane goes on
+    for (int64_t lane = 0; lane < kWidth; ++lane) steps[kMirrored ? kWidth - 1 - lane : lane] = lane % length;
+    LaneWord* mask = masks;
+    for (int64_t phase = 0; phase < length; ++phase) {
+      for (int64_t at = 0; at < kWidth; ++at) {
+        ahead[at] = steps[at] - (kMirrored ? kWidth - 1 - at : at);
+        past[at] = phase > 0 && phase + kWidth <= length ? 1 : 0;
       }
+      for (const int64_t least : {1, 2, 4}) store_lanes(std::exchange(mask, mask + kLaneWords), steps, least);
+      store_lanes(std::exchange(mask, mask + kLaneWords), ahead, 1);
+      store_lanes(std::exchange(mask, mask + kLaneWords), past, 1);
+      for (int64_t& step : steps) step = step + 1 == length ? 0 : step + 1;
+    }
+    if (has_one_gate(given)) return;
+    for (int lane = 0; lane < kWidth; ++lane)
+      for (int k = 0; k < 3; ++k) ones[k][kMirrored ? kWidth - 1 - lane : lane] = lane < (1 << k) ? 1.0 : 0.0;
     for (double& value : added) value = 0;
     for (double& gate : gates) gate = given.gamma_value;
+  }
+
+  DCS_INLINE Lanes mask(int64_t phase, int which) const {
+    return load_lanes(masks + (phase * kMasks + which) * kLaneWords);
   }
 
   // Of `count` elements, whole vectors, of each of which `kLength` divides the lanes: nothing goes from one to the
   // next.
   template <int kLength>
-  void scan_within(const Powers<kMirrored>& powers, const T* from, T* to, int64_t count) const {
-    const Vector one = load(masks), two = load(masks + kWidth), four = load(masks + 2 * kWidth);
+  void scan_within(const Powers<kMirrored> powers, const T* from, T* to, int64_t count) const {
+    const Lanes one = mask(0, 0), two = mask(0, 1), four = mask(0, 2);
     for (int64_t at = 0; at < count; at += kWidth) {
       Vector v = load(from + at);
-      v = multiply_add(bit_and(move_on<1, kMirrored>(v), one), powers.one, v);
-      if constexpr (kLength > 2) v = multiply_add(bit_and(move_on<2, kMirrored>(v), two), powers.two, v);
-      if constexpr (kLength > 4) v = multiply_add(bit_and(move_on<4, kMirrored>(v), four), powers.four, v);
+      v = multiply_add_in(one, move_on<1, kMirrored>(v), powers.one, v);
+      if constexpr (kLength > 2) v = multiply_add_in(two, move_on<2, kMirrored>(v), powers.two, v);
+      if constexpr (kLength > 4) v = multiply_add_in(four, move_on<4, kMirrored>(v), powers.four, v);
       store(to + at, v);
     }
   }
-  // Of `count` elements, whole vectors.
-  void scan_powers(const Powers<kMirrored>& powers, const T* from, T* to, int64_t count) const {
+  // Of a tile.
+  void scan_powers(const Powers<kMirrored>& powers, const T* from, T* to) const {
+    const int64_t count = each * length;
     if (length == 2) return scan_within<2>(powers, from, to, count);
     if constexpr (kWidth >= 4)
       if (length == 4) return scan_within<4>(powers, from, to, count);
     if constexpr (kWidth >= 8)
       if (length == 8) return scan_within<8>(powers, from, to, count);
-    if (length <= kWidth) scan_across<false>(powers, from, to, count);
-    else scan_across<true>(powers, from, to, count);
+    if constexpr (kWidth >= 8)
+      if (length < 4) return scan_across<false>(powers, from, to, count / 2);
+    scan_across<true>(powers, from, to, count / 2);
   }
-  // kSpans: a row may go on beyond a vector that it does not begin in.
-  template <bool kSpans>
-  void scan_across(const Powers<kMirrored>& powers, const T* from, T* to, int64_t count) const {
+  // Of both halves of a tile, whole vectors of whole rows: side by side, as carries are waited for, and masks are the
+  // same. Powers are copied, since results might be stored over those of a reference.
+  // kFour: rows have steps that are four lanes on.
+  template <bool kFour>
+  void scan_across(const Powers<kMirrored> powers, const T* from, T* to, int64_t half) const {
     const Vector beyond = last_lane<kMirrored>(powers.near);
-    const int64_t step = kWidth % length;
-    Vector carry = splat(0.0);
-    for (int64_t i = 0, phase = 0; i < count; i += kWidth) {
-      const int64_t at = kMirrored ? count - kWidth - i : i;
-      const double* mask = masks + phase * kMasks * kWidth;
-      Vector v = load(from + at);
-      v = multiply_add(bit_and(move_on<1, kMirrored>(v), load(mask)), powers.one, v);
-      if constexpr (kWidth >= 4)
-        if (length > 2) v = multiply_add(bit_and(move_on<2, kMirrored>(v), load(mask + kWidth)), powers.two, v);
-      if constexpr (kWidth >= 8)
-        if (length > 4) v = multiply_add(bit_and(move_on<4, kMirrored>(v), load(mask + 2 * kWidth)), powers.four, v);
-      store(to + at, multiply_add(bit_and(carry, load(mask + 3 * kWidth)), powers.near, v));
-      if constexpr (kSpans)
-        carry = multiply_add(bit_and(carry, load(mask + 4 * kWidth)), beyond, last_lane<kMirrored>(v));
-      else carry = last_lane<kMirrored>(v);
-      phase += step;
-      if (phase >= length) phase -= length;
+    const int64_t steps = length, on = kWidth % steps;
+    Vector carries[2] = {splat(0.0), splat(0.0)};
+    for (int64_t i = 0, phase = 0; i < half; i += kWidth) {
+      const Lanes one = mask(phase, 0), two = mask(phase, 1), four = mask(phase, 2), into = mask(phase, 3),
+                  past = mask(phase, 4);
+      for (int h = 0; h < 2; ++h) {
+        const int64_t at = h * half + (kMirrored ? half - kWidth - i : i);
+        Vector v = load(from + at);
+        v = multiply_add_in(one, move_on<1, kMirrored>(v), powers.one, v);
+        if constexpr (kWidth >= 4) v = multiply_add_in(two, move_on<2, kMirrored>(v), powers.two, v);
+        if constexpr (kWidth >= 8 && kFour) v = multiply_add_in(four, move_on<4, kMirrored>(v), powers.four, v);
+        store(to + at, multiply_add_in(into, carries[h], powers.near, v));
+        carries[h] = multiply_add_in(past, carries[h], beyond, last_lane<kMirrored>(v));
+      }
+      phase += on;
+      if (phase >= steps) phase -= steps;
     }
   }
 
@@ -176,7 +190,7 @@ struct FlatRows {
     Vector carry = zeros, specials = zeros;
     for (int64_t i = 0, phase = 0; i < count; i += kWidth) {
       const int64_t at = kMirrored ? count - kWidth - i : i;
-      Vector g = bit_and(given != nullptr ? load(given + at) : load(gates + at), load(masks + phase * kMasks * kWidth));
+      Vector g = only(mask(phase, 0), given != nullptr ? load(given + at) : load(gates + at));
       if (resets != nullptr) g = select(resets + at, zeros, g);
       Vector v = load(from + at);
       if (adds) v = multiply_add(one, load(added + at), v);
@@ -252,9 +266,10 @@ struct FlatRows {
     }
   }
 
-  // A tile; `beyond`: elements to be added for whole vectors, behind the last step in scan order.
+  // A tile; `beyond`: elements to be added for whole vectors, or a whole tile, behind the last step in scan order.
   void tile(const Powers<kMirrored>& powers, bool one_gate, int64_t row, int64_t rows) {
-    const int64_t count = rows * length, beyond = (kWidth - count % kWidth) % kWidth, front = kMirrored ? beyond : 0;
+    const int64_t count = rows * length, beyond = one_gate ? each * length - count : (kWidth - count % kWidth) % kWidth,
+                  front = kMirrored ? beyond : 0;
     const bool whole = beyond == 0;
     const auto operand = [&](const auto* base, const Strides& strides, auto* room) {
       return packed(base, strides, row, rows, whole, room + front);
@@ -265,7 +280,10 @@ struct FlatRows {
     T* to = in_place ? result : y + front;
     const T* from = operand(static_cast<const T*>(problem.input), problem.input_strides, x);
     if (one_gate) {
-      scan_powers(powers, from - front, to - front, count + beyond);
+      // What nobody asks for is computed, too: not of what the stack happens to hold, which may be slow subnormals.
+      const int64_t unused = kMirrored ? 0 : count;
+      for (int64_t i = 0; i < beyond; ++i) x[unused + i] = T{};
+      scan_powers(powers, from - front, to - front);
     } else {
       const T* given = nullptr;
       const bool* resets = nullptr;
@@ -276,8 +294,7 @@ struct FlatRows {
       if (problem.initial != nullptr) add_initial(row, rows, given, resets);
       if (!whole || !scan_gates(from, given, resets, to, count)) step_by_step(from, given, resets, to, rows);
     }
-    if (!in_place)
-      for (int64_t i = 0; i < count; ++i) result[i] = to[i];
+    if (!in_place) std::memcpy(result, to, static_cast<size_t>(count) * sizeof(T));
   }
 
   void run(int64_t begin, int64_t end) {

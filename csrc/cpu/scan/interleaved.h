@@ -9,17 +9,22 @@ namespace dcs::cpu {
 namespace {
 
 constexpr int kInterleaved = 4;
-// From here on one gate a row is worth its powers; of fewer steps, and where rows divide a vector's lanes, vectors take
-// less than a loop (flat.h): of three with vectors of eight, 1.1 to 1.35 times as much with those of four.
-constexpr int64_t kLongGatedRow = 128, kShortestRow = kWidth > 4 ? 4 : 3;
+constexpr int64_t kLongGatedRow = 128;  // from here on one gate a row is worth its powers
+
+// Whether vectors take less than a loop (flat.h): those of eight lanes do, and any whose lanes rows divide. Rows with
+// gaps between them have to be packed for it, which is worth it where they divide lanes of eight, or are two a vector.
+inline bool is_for_vectors(const ScanProblem& problem) {
+  if (!has_one_gate(problem) || !is_flat(problem)) return false;
+  if (is_dense(problem, problem.input_strides)) return kWidth > 4 || divides_vectors(problem);
+  return divides_vectors(problem) && (kWidth > 4 || 2 * problem.length <= kWidth);
+}
 
 inline bool is_interleaved(const ScanProblem& problem) {
   if (problem.dtype != ElementType::Float && problem.dtype != ElementType::Double) return false;
   const bool is_step = problem.gamma_kind == GammaKind::kStep;
   if (problem.backward || problem.shifted || problem.reset != nullptr) return false;
   if (!is_step && problem.length >= (problem.gamma_kind == GammaKind::kRow ? kLongGatedRow : kLongRow)) return false;
-  const bool in_vectors = problem.length < kShortestRow || (divides_vectors(problem) && is_flat(problem));
-  if (in_vectors && has_one_gate(problem)) return false;
+  if (is_for_vectors(problem)) return false;
   return has_flat_rows(problem, problem.input_strides) && has_flat_rows(problem, problem.output_strides) &&
       (!is_step || has_flat_rows(problem, problem.gamma_strides)) &&
       (problem.gamma_kind != GammaKind::kRow || has_even_rows(problem, problem.gamma_strides)) &&
