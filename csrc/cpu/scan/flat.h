@@ -70,21 +70,32 @@ DCS_SHARED inline void read_row_gates(const ScanProblem& problem, int64_t row, i
   }
 }
 
-// Rows of an operand side by side, in blocks of 16 bytes where they do not reach beyond `end`.
-template <typename E>
-DCS_SHARED void pack_rows(E* to, const E* from, int64_t stride, int64_t rows, int64_t length, const E* end) {
-  const int64_t bytes = length * sizeof(E), blocks = (bytes + 15) / 16 * 16;
-  for (int64_t r = 0; r < rows; ++r, from += stride, to += length) {
-    char* target = reinterpret_cast<char*>(to);
-    const char* source = reinterpret_cast<const char*>(from);
-    if (source + blocks > reinterpret_cast<const char*>(end)) {
-      for (int64_t i = 0; i < length; ++i) to[i] = from[i];
-      continue;
-    }
-    for (int64_t at = 0; at < bytes; at += 16)
+// kBlocks: blocks of 16 bytes of a row, or 0 where they are counted.
+template <int kBlocks>
+void copy_blocks(char* to, const char* from, int64_t stride, int64_t rows, int64_t bytes) {
+  const int64_t covered = kBlocks > 0 ? kBlocks * 16 : bytes;
+  for (int64_t r = 0; r < rows; ++r, from += stride, to += bytes)
+    for (int64_t at = 0; at < covered; at += 16)
       _mm_storeu_si128(
-          reinterpret_cast<__m128i*>(target + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + at)));
+          reinterpret_cast<__m128i*>(to + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+}
+
+// Rows of an operand side by side, in blocks of 16 bytes where they do not reach beyond `end`.
+DCS_SHARED inline void pack_rows(
+    char* to, const char* from, int64_t stride, int64_t rows, int64_t bytes, const char* end) {
+  const int64_t blocks = (bytes + 15) / 16, room = end - from - blocks * 16;
+  int64_t inside = room < 0 ? 0 : stride > 0 ? room / stride + 1 : rows;
+  inside = inside < rows ? inside : rows;
+  switch (blocks) {
+    case 1: copy_blocks<1>(to, from, stride, inside, bytes); break;
+    case 2: copy_blocks<2>(to, from, stride, inside, bytes); break;
+    case 3: copy_blocks<3>(to, from, stride, inside, bytes); break;
+    case 4: copy_blocks<4>(to, from, stride, inside, bytes); break;
+    case 5: copy_blocks<5>(to, from, stride, inside, bytes); break;
+    case 6: copy_blocks<6>(to, from, stride, inside, bytes); break;
+    default: copy_blocks<0>(to, from, stride, inside, bytes);
   }
+  for (int64_t r = inside; r < rows; ++r) std::memcpy(to + r * bytes, from + r * stride, static_cast<size_t>(bytes));
 }
 
 template <typename T, bool kMirrored>
@@ -241,7 +252,9 @@ struct FlatRows {
     const int64_t stride = row_stride(problem, strides);
     const E* from = operand + row * stride;
     if (in_place && is_dense(problem, strides)) return from;
-    pack_rows(room, from, stride, rows, length, end_of(operand, strides));
+    constexpr int64_t kBytes = sizeof(E);
+    pack_rows(reinterpret_cast<char*>(room), reinterpret_cast<const char*>(from), stride * kBytes, rows,
+        length * kBytes, reinterpret_cast<const char*>(end_of(operand, strides)));
     return room;
   }
 
@@ -275,8 +288,8 @@ struct FlatRows {
       return packed(base, strides, row, rows, whole, room + front);
     };
     T* result = static_cast<T*>(problem.output) + row * length;
-    // Packed rows come and go up in memory, also where their steps go down.
-    const bool in_place = whole && (!kMirrored || all_dense);
+    // Packed rows come and go up in memory, also where their steps go down; scan_within goes up.
+    const bool in_place = whole && (!kMirrored || all_dense || (one_gate && divides_vectors(problem)));
     T* to = in_place ? result : y + front;
     const T* from = operand(static_cast<const T*>(problem.input), problem.input_strides, x);
     if (one_gate) {

@@ -11,12 +11,13 @@ namespace {
 constexpr int kInterleaved = 4;
 constexpr int64_t kLongGatedRow = 128;  // from here on one gate a row is worth its powers
 
-// Whether vectors take less than a loop (flat.h): those of eight lanes do, and any whose lanes rows divide. Rows with
-// gaps between them have to be packed for it, which is worth it where they divide lanes of eight, or are two a vector.
+// Whether vectors take less than a loop (flat.h): any do whose lanes rows divide, and those of eight lanes, but where
+// rows with gaps between them have to be packed for it.
 inline bool is_for_vectors(const ScanProblem& problem) {
   if (!has_one_gate(problem) || !is_flat(problem)) return false;
-  if (is_dense(problem, problem.input_strides)) return kWidth > 4 || divides_vectors(problem);
-  return divides_vectors(problem) && (kWidth > 4 || 2 * problem.length <= kWidth);
+  const bool dense = is_dense(problem, problem.input_strides);
+  if (divides_vectors(problem)) return dense || kWidth > 2;
+  return dense && kWidth > 4;
 }
 
 inline bool is_interleaved(const ScanProblem& problem) {
