@@ -277,6 +277,14 @@ DCS_INLINE void store(Half* to, Vector v) { store_each(to, v); }
 
 #endif
 
+// Asks for the line so many elements on, which need not be there.
+template <typename T>
+DCS_INLINE void ask_ahead(const T* from, int64_t elements) {
+  constexpr int64_t kBytes = sizeof(T);
+  const uintptr_t at = reinterpret_cast<uintptr_t>(from) + static_cast<uintptr_t>(elements * kBytes);
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
 #if defined(__AVX512F__)
 DCS_INLINE double first_lane(Vector v) { return _mm512_cvtsd_f64(v); }
 #elif defined(__AVX2__)

@@ -175,12 +175,15 @@ struct FlatRows {
   void scan_across(const Powers<kMirrored> powers, const T* from, T* to, int64_t half) const {
     const Vector beyond = last_lane<kMirrored>(powers.near);
     const int64_t steps = length, on = kWidth % steps;
+    const int64_t ahead = kMirrored ? -2 * half : 2 * half;  // prefetchers do not follow halves: the next tile
     Vector carries[2] = {splat(0.0), splat(0.0)};
     for (int64_t i = 0, phase = 0; i < half; i += kWidth) {
       const Lanes one = mask(phase, 0), two = mask(phase, 1), four = mask(phase, 2), into = mask(phase, 3),
                   past = mask(phase, 4);
       for (int h = 0; h < 2; ++h) {
         const int64_t at = h * half + (kMirrored ? half - kWidth - i : i);
+        ask_ahead(from + at, ahead);
+        ask_ahead(to + at, ahead);
         Vector v = load(from + at);
         v = multiply_add_in(one, move_on<1, kMirrored>(v), powers.one, v);
         if constexpr (kWidth >= 4) v = multiply_add_in(two, move_on<2, kMirrored>(v), powers.two, v);
