@@ -130,7 +130,7 @@ struct HeldVectors {
   __device__ __forceinline__ void store(const Part<Acc> (&parts)[kVec]) const {
 #pragma unroll 4
     for (int k = 0; k < lines.count; ++k)
-      store_finished<kBackward>(
+      store_finished<kBackward, Lines::kReadTwice>(
           lines, params.output, k, held[k * threads], kBackward ? saved[k * threads] : Vec{}, parts);
   }
 

@@ -56,6 +56,8 @@ class SlabLaunch : protected ThreadLaunch<T> {
   // tell each other, and those that are many; elements of a chunk, which an int numbers.
   static constexpr int64_t kEnoughStreams = 896, kMostStrips = 8, kMostStreamedColumns = 4096, kManyColumns = 256,
                            kMostChunk = 1 << 29;
+  // Backward, columns of which two launches take up to a tenth less time: at least and at most.
+  static constexpr int64_t kFewestChunkColumns = 2, kMostChunkColumns = 64;
   // What a second read finds in L2, in bytes of both inputs; what memory moves while a group's blocks wait for each
   // other.
   static constexpr int64_t kCachedBytes = 24 << 20, kRoundBytes = 16 << 20;
@@ -248,12 +250,15 @@ class SlabLaunch : protected ThreadLaunch<T> {
     return best;
   }
 
+  bool chunks_outrun_streams() const {
+    return p_.backward && kSize < 8 && p_.inner >= kFewestChunkColumns && p_.inner <= kMostChunkColumns;
+  }
   // Slabs, of which the blocks of a group hold as much as they have room for.
   template <template <typename> class Lines, bool kBackward>
   std::optional<cudaError_t> run_streamed() {
     const int64_t vectors = vectors_of(slab()), columns = p_.inner;
     const Strips by = strips_of(slab_unit());
-    if (by.blocks == 0 || columns > kMostStreamedColumns) return std::nullopt;
+    if (by.blocks == 0 || columns > kMostStreamedColumns || chunks_outrun_streams()) return std::nullopt;
     const auto found = streamed_groups(by);
     if (!found) return std::nullopt;
     const auto [groups, blocks] = *found;

@@ -10,6 +10,7 @@ namespace dcs {
 template <typename T>
 struct Strip : ThreadVectors<T> {
   using ThreadVectors<T>::kVec;
+  static constexpr bool kReadTwice = true;
   Range mine;  // the slab's elements in this chunk, relative to the first vector
   int columns, width;
   int start;  // the column of the strip's first element

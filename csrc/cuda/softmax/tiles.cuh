@@ -47,6 +47,7 @@ template <typename T>
 struct ThreadVectors {
   static constexpr int kVec = 16 / sizeof(T);
   static constexpr bool kView = false;
+  static constexpr bool kReadTwice = false;
   int count = 0;
   int64_t first, apart;  // in elements
   int64_t left;          // elements from the first vector to the tensor's end
@@ -93,7 +94,8 @@ __device__ __forceinline__ Acc finished(Acc x, Acc saved, const Part<Acc>& part)
   if constexpr (kBackward) return (x - part.total) * saved;
   else return shifted_power(x, part.largest) * part.total;
 }
-template <bool kBackward, typename T, typename Acc, int kVec, typename Lines>
+// `kReadTwice`: results leave room in L2 for what is to be read again.
+template <bool kBackward, bool kReadTwice = false, typename T, typename Acc, int kVec, typename Lines>
 __device__ __forceinline__ void store_finished(const Lines& lines, T* output, int k, const Vector<T, kVec>& raw,
     const Vector<T, kVec>& saved, const Part<Acc> (&parts)[kVec]) {
   Acc x[kVec], y[kVec];
@@ -103,7 +105,11 @@ __device__ __forceinline__ void store_finished(const Lines& lines, T* output, in
   for (int i = 0; i < kVec; ++i) x[i] = finished<kBackward>(x[i], kBackward ? y[i] : Acc(0), parts[i]);
   const Vector<T, kVec> result = pack<Acc, T, kVec>(x);
   T* const to = output + lines.place(k);
-  if (lines.is_whole) *reinterpret_cast<Vector<T, kVec>*>(to) = result;
+  if (lines.is_whole && kReadTwice) {
+    uint4 words;
+    memcpy(&words, &result, sizeof words);
+    __stcs(reinterpret_cast<uint4*>(to), words);
+  } else if (lines.is_whole) *reinterpret_cast<Vector<T, kVec>*>(to) = result;
   else store_in(to, 0, lines.range(k), result);
 }
 // A thread's vectors, read in groups, join their columns' parts.
@@ -134,7 +140,7 @@ __device__ __forceinline__ void finish_lines(
 #pragma unroll
     for (int k = 0; k < kGroup; ++k)
       if (kAll || first + k < lines.count)
-        store_finished<kBackward>(lines, params.output, first + k, raw[k], saved[kBackward ? k : 0], parts);
+        store_finished<kBackward, true>(lines, params.output, first + k, raw[k], saved[kBackward ? k : 0], parts);
   };
   int first = lines.count / kGroup * kGroup;
   if (first < lines.count) finish(first, std::false_type());

@@ -130,6 +130,10 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
   return sum;
 }
 template <typename T>
+void __stcs(T* to, const T& value) {
+  *to = value;
+}
+template <typename T>
 T __ldg(const T* from) {
   return *from;
 }
