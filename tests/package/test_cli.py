@@ -37,7 +37,7 @@ needs_library = pytest.mark.skipif(not _native.CPU_LIBRARY.loaded, reason="the c
 @needs_library
 def test_info_of_a_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(_plan, "current_limits", lambda: _plan.H200)
-    assert cli.main(["info", "--plan", "1000000x7", "float32", "--dim", "-2"]) == 0
+    assert cli.main(["info", "--plan", "10000000x2", "float32", "--dim", "-2"]) == 0
     assert "\n> stream_columns " in capsys.readouterr().out
     arguments = ["info", "--plan", "4096x4096", "float16", "--gamma", "step", "--reset", "--initial", "--reverse"]
     assert cli.main([*arguments, "--json"]) == 0

@@ -52,7 +52,7 @@ void draw_stream(Case& c, std::mt19937& random) {
   if (c.kind == GammaKind::kStep) c.kind = GammaKind::kNumber;
   c.initial = one_in(3) && !c.shifted;
   const bool in_groups = one_in(3), large = !in_groups && one_in(3);
-  c.inner = in_groups ? 4 + up_to(28) : up_to(one_in(2) ? 4 : 32);
+  c.inner = in_groups ? 4 + up_to(12) : up_to(one_in(2) ? 4 : 16);
   c.shared = large ? 227 << 10 : 124 << 10;
   c.outer = in_groups || one_in(2) ? 1 : up_to(6);
   const int64_t sharers = in_groups ? 32 + up_to(28) : up_to(large || c.outer > 1 ? 3 : 12);

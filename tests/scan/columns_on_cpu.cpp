@@ -106,7 +106,7 @@ class Trial {
   bool run() {
     const bool sums = c.backward && c.kind != GammaKind::kStep;
     const DeviceLimits device{c.multiprocessors, c.shared, c.cluster};
-    if (c.stream) stream = plan_stream_columns(p, device);
+    if (c.stream) stream = fit_stream_columns(p, device);
     if (c.stream && !stream) return true;
     if (c.small) small = c.sharing ? plan_shared_columns(p, device) : plan_small_columns(p, device);
     if (c.small && !small) return true;

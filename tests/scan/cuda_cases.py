@@ -177,10 +177,11 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (70_001, 11), dtype, reset=True),
             Problem("small_columns_kernel", (40_000, 9), dtype, "row", reset=True, initial=True, backward=True),
             Problem("resident_columns_kernel", (200_000, 7), dtype, "step", backward=True),
-            # Each stage in shared memory is used again; warps that pass carries on have one, two and four columns.
-            Problem("stream_columns_kernel", (1_500_000 * full // 4, 7), dtype),
-            Problem("stream_columns_kernel", (800_003 * full // 4, 13), dtype, initial=True),
-            Problem("stream_columns_kernel", (400_001 * full // 4, 29), dtype, "row"),
+            Problem("resident_columns_kernel", (400_001 * full // 4, 29), dtype, "row"),
+            # Each stage in shared memory is used again; warps that pass carries on have one column, and two.
+            Problem("stream_columns_kernel", (6_000_001, 2), dtype),
+            Problem("stream_columns_kernel", (4_000_003, 3), dtype, "row", initial=True),
+            Problem("stream_columns_kernel", (1_500_000 * full // 4, 7), dtype, gap=1),
             # Rounds of blocks of up to 64 columns.
             Problem("resident_columns_kernel", (60_000, 75 * full), dtype, "row", initial=True, backward=True),
             Problem("resident_columns_kernel", (50_001, 75 * full + 1), dtype, "step", backward=True),
@@ -197,6 +198,7 @@ def _columns() -> list[Problem]:
         BFLOAT: ((500, 1600), (70, 4608), (200, 1600), (300, 1024)),
         FLOAT: ((500, 4608), (200, 9216), (300, 7040)),
     }
+    problems.append(Problem("stream_columns_kernel", (1_600_003, 13), BFLOAT, initial=True, gap=2))
     problems += [Problem("split_columns_kernel", shape, dtype) for dtype, shapes in splits.items() for shape in shapes]
     problems += [Problem("split_columns_kernel", (1024, 2400), dtype, "row") for dtype in splits]
     problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
@@ -219,7 +221,7 @@ def _slabs() -> list[Problem]:
     problems = []
     for dtype, inner, stages in ((BFLOAT, 3, (50_001, 71)), (FLOAT, 3, (20_001, 61)), (DOUBLE, 5, (20_001, 61))):
         problems += [
-            Problem("stream_columns_kernel", (260, 24_900, inner), dtype),
+            Problem(f"{'stream' if inner == 3 else 'resident'}_columns_kernel", (260, 24_900, inner), dtype),
             Problem("staged_columns_kernel", (20_001, 25, inner), dtype),
             Problem("staged_columns_kernel", (*stages, inner), dtype, "row", reset=True, initial=True),
             Problem("staged_parts_kernel", (10_001, 135, inner), dtype, "row", reset=True, initial=True),

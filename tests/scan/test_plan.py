@@ -53,13 +53,15 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("flat_rows", [12345, 1234], {"reverse": True, "gamma": "step"}),
         ("flat_rows", [4096, 4104], {"gamma": "step"}),  # the last segment would be in part
         ("long_rows", [7, 9591321], {}),
-        ("stream_columns", [1000000, 7], {"dim": 0}),
-        ("stream_columns", [130, 30_001, 4], {"dim": 1, "dtype": torch.bfloat16, "initial": True}),
+        ("stream_columns", [10_000_000, 2], {"dim": 0}),
+        ("stream_columns", [130, 30_001, 3], {"dim": 1, "dtype": torch.bfloat16, "initial": True}),
+        ("resident_columns", [130, 30_001, 4], {"dim": 1, "dtype": torch.bfloat16, "initial": True}),
+        ("resident_columns", [1000000, 7], {"dim": 0}),
         ("resident_columns", [1000000, 7], {"dim": 0, "gamma": "step"}),
         ("resident_columns", [1000000, 7], {"dim": 0, "reset": True}),
-        ("resident_columns", [1000000, 7], {"dim": 0, "cluster": 0}),
+        ("resident_columns", [10_000_000, 2], {"dim": 0, "cluster": 0}),
         ("resident_columns", [1000000, 33], {"dim": 0}),
-        ("resident_columns", [300_000, 7], {"dim": 0}),  # less than two rounds of tiles
+        ("resident_columns", [4_000_000, 2], {"dim": 0}),  # too few elements
         ("small_columns", [200_000, 7], {"dim": 0}),  # whose time all multiprocessors share
         ("small_columns", [15_000, 7], {"dim": 0}),
         ("small_columns", [2000, 33], {"dim": 0, "gamma": "step", "reset": True}),

@@ -223,8 +223,7 @@ __device__ __forceinline__ void pass_stream_carries(
             warp = static_cast<int>(threadIdx.x - kStreamScanThreads) / 32;
   if (warp >= stream_carry_warps(params.problem.inner)) return;
   if (bits == 0) StreamCarries<T, 0>(params, shared, warp).run();
-  else if (bits == 1) StreamCarries<T, 1>(params, shared, warp).run();
-  else StreamCarries<T, 2>(params, shared, warp).run();
+  else StreamCarries<T, 1>(params, shared, warp).run();
 }
 
 }  // namespace dcs

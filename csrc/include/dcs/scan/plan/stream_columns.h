@@ -31,20 +31,18 @@ inline bool fit_stream_tiles(StreamColumnsPlan& plan, const ScanProblem& p, cons
 }
 
 // One gamma, few columns, and steps that lie one behind the other, of the input with or without gaps.
-inline std::optional<StreamColumnsPlan> plan_stream_columns(const ScanProblem& p, const DeviceLimits& device) {
+inline std::optional<StreamColumnsPlan> fit_stream_columns(const ScanProblem& p, const DeviceLimits& device) {
   const int64_t bytes = bytes_of(p.dtype), pitch = p.input_strides.time;
   const auto modulo = [&](int64_t elements) { return elements * bytes % 16; };
   if (is_windowed(p) || !powers_fold(p) || !is_floating(p.dtype) || p.gamma_kind == GammaKind::kStep || p.backward ||
-      p.reset || (p.shifted && p.initial) || device.cluster == 0 || p.inner > kMostStreamColumns ||
-      p.inner * bytes > kMostStreamRow || p.output_strides.time != p.inner || p.length == 1 || pitch < p.inner ||
+      p.reset || (p.shifted && p.initial) || device.cluster == 0 || p.inner * bytes > kMostGapRow ||
+      p.output_strides.time != p.inner || p.length == 1 || pitch < p.inner ||
       (p.inner > 1 && (p.input_strides.inner != 1 || p.output_strides.inner != 1)) ||
       (p.outer > 1 && (p.input_strides.outer < p.length * pitch || p.output_strides.outer < p.length * p.inner)))
     return std::nullopt;
   const bool in_place = pitch == p.inner &&
       (reinterpret_cast<uintptr_t>(p.input) - reinterpret_cast<uintptr_t>(p.output)) % 16 == 0 &&
       (p.outer == 1 || modulo(p.input_strides.outer) == modulo(p.output_strides.outer));
-  // Results beside the input leave it half of the room; that is faster than a copy without gaps (gaps.h) before.
-  if (!in_place && p.inner * bytes > kMostGapRow) return std::nullopt;
   StreamColumnsPlan plan{};
   plan.parts = static_cast<int>(32 * kStreamWarps / p.inner);
   plan.most_shared = device.shared_bytes;
@@ -64,6 +62,15 @@ inline std::optional<StreamColumnsPlan> plan_stream_columns(const ScanProblem& p
     return fit_stream_tiles(plan, p, device) ? std::optional<StreamColumnsPlan>(plan) : std::nullopt;
   }
   return std::nullopt;
+}
+
+// Where they outrun blocks that hold a tile (columns.h): of an input with gaps, which those would have copied first,
+// and of two and three columns of very many steps.
+inline std::optional<StreamColumnsPlan> plan_stream_columns(const ScanProblem& p, const DeviceLimits& device) {
+  const bool has_gaps = p.input_strides.time > p.inner;
+  if (!has_gaps && (p.inner > kMostDenseStreamColumns || p.rows() * p.length < kLeastDenseStreamElements))
+    return std::nullopt;
+  return fit_stream_columns(p, device);
 }
 
 }  // namespace dcs
