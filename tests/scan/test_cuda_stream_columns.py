@@ -19,8 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 # (outer, steps, columns): one outer row of all blocks, of columns that warps have to themselves, and in pairs; outer
 # rows that some blocks share; more outer rows than blocks.
 SHAPES = (
-    (1, 6_000_001, 2), (1, 1_500_000, 7), (1, 800_003, 13), (1, 400_001, 29),
-    (3, 1_200_001, 3), (20, 100_003, 12), (260, 24_900, 3),
+    (1, 6_000_001, 2), (1, 1_500_000, 7), (1, 800_003, 13), (3, 1_200_001, 3), (20, 100_003, 12), (260, 24_900, 3),
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -78,10 +77,10 @@ def test_any_memory(shape: tuple[int, int, int], dtype: torch.dtype, padding: in
 @pytest.mark.parametrize("shape", [(1, 6_000_001, 2), (1, 800_003, 13), (3, 1_200_001, 3)], ids=str)
 def test_what_is_not_finite(shape: tuple[int, int, int], direction: str) -> None:
     """An infinity or a NaN goes on to the end of its column, and to no other."""
-    steps = shape[1]
+    steps, dtype = shape[1], torch.bfloat16 if shape[2] > 8 else torch.float32
     for at in (0, 1, 4000, steps // 2, steps - 1):
         for value in (float("inf"), float("-inf"), float("nan")):
-            x = drawn(shape, torch.float32)
+            x = drawn(shape, dtype, padding=1)
             x[-1, at, 1] = value
             y = discounted_cumsum(x, 0.9, dim=1, direction=direction)
             behind = slice(at, None) if direction == "left" else slice(0, at + 1)
@@ -93,7 +92,7 @@ def test_what_is_not_finite(shape: tuple[int, int, int], direction: str) -> None
 
 def test_no_carry_enters_the_first_step() -> None:
     """A gamma that is no number there would make a NaN of a carry of 0; and a -0 stays one."""
-    x = drawn((1, 1_500_000, 7), torch.float32)
+    x = drawn((1, 1_500_000, 7), torch.float32, padding=1)
     x[:, 0] = -0.0
     gamma = torch.full((1, 7), 0.5, device="cuda")
     gamma[0, 3] = float("inf")
@@ -112,10 +111,12 @@ def test_gradients(shape: tuple[int, int, int]) -> None:
     check(x.grad, discounted_cumsum(gradient.double().cpu(), 0.98, dim=1, direction="left"))
 
 
-@pytest.mark.parametrize("shape", [(1, 1_500_000, 7), (20, 100_003, 12)], ids=str)
-def test_graphs(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1, 1_500_000, 7), torch.float32), ((20, 100_003, 12), torch.bfloat16)], ids=str
+)
+def test_graphs(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Replays have one tag: their words are told apart by the number of the launch."""
-    x = drawn(shape, torch.float32)
+    x = drawn(shape, dtype, padding=1)
     graph, (result,) = captured(lambda: [cumsum(x, 1)])
     for _ in range(3):
         x.normal_()
@@ -151,7 +152,7 @@ def test_wide_gaps_are_copied_away() -> None:
 
 def test_two_streams() -> None:
     """Launches whose blocks all run at once, on streams of their own."""
-    xs = [drawn((1, 1_500_000, 7), torch.float32) for _ in range(2)]
+    xs = [drawn((1, 1_500_000, 7), torch.float32, padding=1) for _ in range(2)]
     expected = [x.double().cpu().cumsum(1) for x in xs]
     streams = [torch.cuda.Stream() for _ in xs]
     torch.cuda.synchronize()

@@ -10,14 +10,16 @@ namespace {
 
 constexpr int kInterleaved = 4;
 constexpr int64_t kLongGatedRow = 128;  // from here on one gate a row is worth its powers
+// From so many elements on it is worth the masks of rows that do not divide a vector's lanes.
+constexpr int64_t kLeastMasked = 16384;
 
-// Whether vectors take less than a loop (flat.h): any do whose lanes rows divide, and those of eight lanes, but where
-// rows with gaps between them have to be packed for it.
+// Whether vectors take less than a loop (flat.h): any do whose lanes rows divide, and of many elements those of eight
+// lanes, but where rows with gaps between them have to be packed for it.
 inline bool is_for_vectors(const ScanProblem& problem) {
   if (!has_one_gate(problem) || !is_flat(problem)) return false;
   const bool dense = is_dense(problem, problem.input_strides);
   if (divides_vectors(problem)) return dense || kWidth > 2;
-  return dense && kWidth > 4;
+  return dense && kWidth > 4 && problem.rows() * problem.length >= kLeastMasked;
 }
 
 inline bool is_interleaved(const ScanProblem& problem) {

@@ -94,7 +94,8 @@ struct ApartSlice : Slice<T, false, false, kDirection, true> {
     const uintptr_t last =
         tensor + strides.at(p.problem.outer - 1, p.problem.length - 1, p.problem.inner - 1) * kSize + (kSize - 1);
     Chunks of{part.address() / 16 * 16, (part.end() + 15) / 16 * 16, false};
-    const bool begins = of.low<tensor, ends = of.high> last + 1;
+    const bool begins = of.low < tensor;
+    const bool ends = of.high > last + 1;
     if (begins) of.low += 16;
     if (ends) of.high -= 16;
     of.is_cut = begins || ends;
