@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from torch_dcs_ops import softmax
 
-from softmax.cuda_checks import check
+from softmax.cuda_checks import backward, check
 from softmax.oracle import DTYPES
 from support.cuda_graphs import captured
+from support.launched_kernels import has_132_multiprocessors, launched_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -33,6 +36,20 @@ def test_padded_slabs(shape: tuple[int, int, int], padding: int, dtype: torch.dt
     wide = (4 * torch.randn(outer, length * inner + padding, device="cuda")).to(dtype)
     wide[:, length * inner :] = float("nan")
     check(wide[:, : length * inner].view(shape), 1)
+
+
+@pytest.mark.skipif(not has_132_multiprocessors(), reason="plans are known for 132 multiprocessors")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(3, 5_000_001, 1), (1, 90_001, 153), (1, 60_001, 325)], ids=str)
+def test_kernel(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """What the tests above launch."""
+    outer, length, inner = shape
+    wide = torch.randn(outer, length * inner + 5, device="cuda").to(dtype)
+    padded, kernel = wide[:, : length * inner].view(shape), {"softmax_streamed_kernel": 1}
+    x = padded.contiguous()
+    assert launched_kernels(partial(softmax, padded, 1)) == kernel
+    assert launched_kernels(partial(softmax, x, 1)) == kernel
+    assert launched_kernels(partial(backward, torch.randn_like(x), softmax(x, 1), 1)) == kernel
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
