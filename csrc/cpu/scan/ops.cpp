@@ -34,13 +34,12 @@ const Kernels& kernels_of_columns(const ScanProblem& problem) {
   return has_wider && is_small && kKernelsAvx2.by_columns(problem) ? kKernelsAvx2 : kernels();
 }
 
-// share_out for columns: below 1e5 elements a scan takes less than threads lose where their blocks meet in a cache
-// line.
-constexpr int64_t kLeastOfColumns = 100000;
+// share_out for scans: below 1e5 elements a scan takes less than waking a thread may.
+constexpr int64_t kLeastParallel = 100000;
 
 template <typename Run>
-void share_columns(int64_t count, int64_t elements, const Run& run) {
-  if (elements <= kLeastOfColumns) return run(int64_t{0}, count);
+void share_scan(int64_t count, int64_t elements, const Run& run) {
+  if (elements <= kLeastParallel) return run(int64_t{0}, count);
   share_out(count, elements, run);
 }
 
@@ -52,7 +51,7 @@ void by_columns(const ScanProblem& problem, const Kernels& table) {
   const int64_t wanted = (problem.rows() + shares - 1) / shares;
   const int64_t width = std::min(kColumns, std::max<int64_t>(32, (wanted + 15) / 16 * 16));
   const int64_t blocks = column_blocks(problem.inner, width);
-  share_columns(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
+  share_scan(problem.outer * blocks, problem.rows() * problem.length, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t inner = block % blocks * width;
       const bool is_last = block % blocks == blocks - 1;
@@ -62,13 +61,13 @@ void by_columns(const ScanProblem& problem, const Kernels& table) {
 }
 
 void by_rows(const ScanProblem& problem) {
-  share_out(kernels().sets(problem), problem.rows() * problem.length,
+  share_scan(kernels().sets(problem), problem.rows() * problem.length,
       [&](int64_t begin, int64_t end) { kernels().rows(problem, begin, end); });
 }
 
 // `joined`: the problem without_runs.
 void by_short_runs(const ScanProblem& problem, const ScanProblem& joined, const Kernels& table) {
-  share_columns(column_blocks(joined.inner, run_columns(problem)), joined.inner * joined.length,
+  share_scan(column_blocks(joined.inner, run_columns(problem)), joined.inner * joined.length,
       [&](int64_t begin, int64_t end) { scan_short_runs(problem, joined, table, begin, end); });
 }
 
@@ -116,7 +115,7 @@ void by_chunks(const ScanProblem& problem) {
   // run(row, begin, end) for the first `some` chunks of every group of rows, as many at a time as go abreast.
   const auto share = [&](int64_t some, const auto& run) {
     const int64_t sets = (some + abreast - 1) / abreast;
-    share_out(groups * sets, rows * some * steps, [&](int64_t begin, int64_t end) {
+    share_scan(groups * sets, rows * some * steps, [&](int64_t begin, int64_t end) {
       for_each_row(begin, end, sets, [&](int64_t group, int64_t from, int64_t to) {
         run(group * joined, from * abreast, std::min(to * abreast, some));
       });
@@ -148,7 +147,7 @@ void by_chunks(const ScanProblem& problem) {
 void by_window(const ScanProblem& problem) {
   const int64_t elements = problem.length + (problem.initial != nullptr ? 1 : 0);
   const int64_t blocks = (elements + problem.window - 1) / problem.window;
-  share_out(problem.rows() * blocks, problem.rows() * elements, [&](int64_t begin, int64_t end) {
+  share_scan(problem.rows() * blocks, problem.rows() * elements, [&](int64_t begin, int64_t end) {
     const std::unique_ptr<Value[]> scratch(new Value[problem.window]);
     for_each_row(begin, end, blocks,
         [&](int64_t row, int64_t from, int64_t to) { kernels().window(problem, row, from, to, scratch.get()); });
