@@ -35,10 +35,13 @@ ROWS = (1, 3, 7, 8, 9, 15, 17, 65, 261)
 
 
 def placed(draw: random.Random, shape: tuple[int, ...], fill: Tensor) -> Tensor:
-    """`fill` somewhere in memory: packed, between rows that are longer, at an odd offset, or with time not adjacent."""
-    form = draw.choice(("packed", "packed", "padded", "offset", "across"))
+    """`fill` somewhere in memory: packed, between rows that are longer, at an odd offset, or with time not adjacent: a
+    dimension is between its steps, or a gap."""
+    form = draw.choice(("packed", "packed", "padded", "offset", "across", "apart"))
     if form == "packed":
         return fill.clone()
+    if form == "apart":
+        return torch.zeros((*shape, draw.randint(2, 4)), dtype=fill.dtype)[..., -1].copy_(fill)
     if form == "across":
         return fill.movedim(-1, 0).contiguous().movedim(0, -1)
     padding = draw.randint(1, 9) if form == "padded" else 0
