@@ -34,9 +34,7 @@ struct Launch {
   cudaError_t operator()(const AlignedPlan& plan) const { return aligned(problem, plan, workspace, stream); }
   cudaError_t operator()(const SmallRowsPlan& plan) const { return rows.small(problem, plan, stream); }
   cudaError_t operator()(const FlatRowsPlan& plan) const { return rows.flat(problem, plan, stream); }
-  cudaError_t operator()(const LongRowsPlan& plan) const {
-    return (plan.apart ? rows.apart : rows.together)(problem, plan, workspace, stream);
-  }
+  cudaError_t operator()(const LongRowsPlan& plan) const { return rows.together(problem, plan, workspace, stream); }
   cudaError_t operator()(const FewStepsPlan& plan) const { return columns.few_steps(problem, plan, stream); }
   cudaError_t operator()(const StagedColumnsPlan& plan) const { return columns.staged(problem, plan, stream); }
   cudaError_t operator()(const SerialColumnsPlan& plan) const { return columns.serial(problem, plan, stream); }

@@ -46,10 +46,6 @@ class SlabLaunch : protected ThreadLaunch<T> {
   // What a block holds, at most, where blocks are few: more of it is faster in the hands of more blocks that run
   // together.
   static constexpr int64_t kFewBlocksBytes = 30 << 10;
-  // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
-  // tensor that is large.
-  static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
-
   // Of a slab that is large; of a step of slabs of whole vectors, at most.
   static constexpr int64_t kLargeSlabBytes = 4 * kChunkBytes, kSlabStepBytes = 1 << 10;
   // Threads of a multiprocessor whose loads keep memory busy; strips of a group; columns, whose parts all of its blocks

@@ -12,7 +12,6 @@ namespace dcs {
 
 constexpr int kStreamedThreads = 1024;  // of a block, at most; and of a multiprocessor
 // Of a thread at once: doubles' powers leave memory idle if there are two.
-template <typename T>
 constexpr int kStreamedVectors = 4;
 
 template <typename T, bool kBackward, template <typename> class Lines>
@@ -32,7 +31,7 @@ __global__ void __launch_bounds__(kStreamedThreads)
     held.load();
     if (tile == group && threadIdx.x == 0) tag = tag_of_launch(params.tag);
     Part<Acc> parts[Vectors::kVec];
-    add_lines<kBackward, kStreamedVectors<T>>(params, head, parts);
+    add_lines<kBackward, kStreamedVectors>(params, head, parts);
     held.add(parts);
     Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
     PartWords<Acc>* const words =
@@ -40,7 +39,7 @@ __global__ void __launch_bounds__(kStreamedThreads)
     const Part<Acc>* const joined = join_blocks<kBackward>(lines, of_block, rank, blocks, words, tag);
     lines.take(joined, parts);
     invert_totals<kBackward>(parts);
-    finish_lines<kBackward, kStreamedVectors<T>>(params, head, parts);
+    finish_lines<kBackward, kStreamedVectors>(params, head, parts);
     held.store(parts);
   }
 }

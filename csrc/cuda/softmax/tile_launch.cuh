@@ -16,13 +16,9 @@ class TileLaunch : protected SlabLaunch<T> {
   using Base::held_bytes;
   using Base::is_view;
   using Base::kHalf;
-  using Base::kLargeBytes;
-  using Base::kShortBytes;
-  using Base::kShortLine;
   using Base::kSize;
   using Base::kSlabStepBytes;
   using Base::kVec;
-  using Base::kWideBytes;
   using Base::launch_groups;
   using Base::launch_held;
   using Base::leaves_idle;
@@ -34,6 +30,10 @@ class TileLaunch : protected SlabLaunch<T> {
   using Base::slab_unit;
   using Base::tiles;
   using Base::whole;
+
+  // Bytes of a column vector, and of a block, that more blocks are not worth it for; of a wide window, at most; of a
+  // tensor that is large.
+  static constexpr int64_t kShortLine = 4 << 10, kShortBytes = 8 << 10, kWideBytes = 28 << 10, kLargeBytes = 16 << 20;
 
   // Windows of a view that the blocks of a group hold, several groups at once: read twice, it would be copied first.
   // Without gaps they are as fast read twice. A window of 256 bytes where it begins inside of a sector of 32, as those

@@ -163,44 +163,35 @@ cudaError_t launch_flat_rows(const ScanProblem& problem, const FlatRowsPlan& pla
   });
 }
 
-template <typename T, typename Kernel>
-cudaError_t launch_as_long_rows(
-    Kernel kernel, const ScanProblem& problem, const LongRowsPlan& plan, void* workspace, cudaStream_t stream) {
+template <typename T>
+cudaError_t launch_long_rows(
+    const ScanProblem& problem, const LongRowsPlan& plan, void* workspace, cudaStream_t stream) {
   FlatParams params = flat_params<T>(problem, plan);
   params.stages = plan.stages;
   params.segments = workspace;
   params.tag = counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream);
   cudaLaunchAttribute attribute = plan.dependent ? programmatic_serialization() : cooperating();
-  return launch_flat_kernel(
-      kernel, params, 32 * (kLongWarps + 1), plan.blocks, plan.shared_bytes, &attribute, 1, stream);
-}
-template <typename T>
-cudaError_t launch_long_rows(
-    const ScanProblem& problem, const LongRowsPlan& plan, void* workspace, cudaStream_t stream) {
+  const auto launch = [&](const auto& kernel_of) {
+    return launch_flat_kernel(in_direction<T>(problem, kernel_of), params, 32 * (kLongWarps + 1), plan.blocks,
+        plan.shared_bytes, &attribute, 1, stream);
+  };
+  if constexpr (sizeof(T) <= 4) {
+    if (plan.apart) return launch([](auto direction) { return long_rows_kernel<T, false, false, direction(), true>; });
+  }
   return by_form<T>(problem, [&](auto step, auto backward) {
-    const auto kernel = in_direction<T>(problem, [](auto direction) {
+    return launch([](auto direction) {
       return long_rows_kernel<T, decltype(step)::value, decltype(backward)::value, direction()>;
     });
-    return launch_as_long_rows<T>(kernel, problem, plan, workspace, stream);
   });
-}
-template <typename T>
-cudaError_t launch_apart_rows(
-    const ScanProblem& problem, const LongRowsPlan& plan, void* workspace, cudaStream_t stream) {
-  const auto kernel =
-      in_direction<T>(problem, [](auto direction) { return long_rows_kernel<T, false, false, direction(), true>; });
-  return launch_as_long_rows<T>(kernel, problem, plan, workspace, stream);
 }
 
 template <typename T>
 constexpr RowsLaunchers rows_launchers() {
   // No plan is for small problems of complex numbers and integers, nor for long rows of the former.
-  if constexpr (sizeof(T) <= 4)
-    return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>, launch_apart_rows<T>};
-  else if constexpr (std::is_same_v<T, double>)
-    return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>, nullptr};
-  else if constexpr (!kIsComplex<T>) return {nullptr, launch_flat_rows<T>, launch_long_rows<T>, nullptr};
-  else return {nullptr, launch_flat_rows<T>, nullptr, nullptr};
+  if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>)
+    return {launch_small_rows<T>, launch_flat_rows<T>, launch_long_rows<T>};
+  else if constexpr (!kIsComplex<T>) return {nullptr, launch_flat_rows<T>, launch_long_rows<T>};
+  else return {nullptr, launch_flat_rows<T>, nullptr};
 }
 
 }  // namespace dcs

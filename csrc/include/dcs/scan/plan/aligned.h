@@ -233,7 +233,8 @@ class AlignedPlanner {
   }
 
   // Few steps of one gamma a column, which threads take faster than warps and blocks (columns/serial_columns.cuh): of
-  // floats all, of half precision those whose steps are neither few bytes a multiprocessor nor many.
+  // floats all, of half precision those that a thread holds (columns/few_steps.cuh), and those whose steps are neither
+  // few bytes a multiprocessor nor many.
   bool threads_outrun_warps() const {
     if (p_.length > kFewWarpSteps || p_.gamma_kind == GammaKind::kStep) return false;
     if (p_.length <= kFewSteps) return true;
