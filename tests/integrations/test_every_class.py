@@ -69,6 +69,9 @@ def test_bfloat16(name: str) -> None:
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_without_a_graph_break(name: str) -> None:
     model = tiny(name, TYPES[name][1])
+    for part in model.modules():
+        if hasattr(part, "layerdrop"):
+            part.training = False  # its random layers are a graph break in some releases of torch
     own = loss_and_gradients(model, inputs())
     with fused_loss(model):
         found = torch.compile(model, backend="eager", fullgraph=name != "MixtralForCausalLM")(**inputs())
