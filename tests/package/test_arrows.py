@@ -99,8 +99,9 @@ for _family in ("scan", "returns", "cross_entropy", "log_bmm", "softmax"):
     CSRC[f"cuda/{_family}"] = ("cuda/common", "cuda/common/ptx", "include/dcs", f"include/dcs/{_family}")
 CSRC["cuda/returns"] += ("cuda/scan", "cuda/scan/carry", "cuda/scan/columns", "cuda/scan/rows")
 _SCAN_KERNELS = tuple(f"cuda/scan/{name}" for name in ("rows", "long_rows", "columns"))
+CSRC["cuda/scan/lines"] = (*CSRC["cuda/scan"], "cuda/scan/carry")
 for _name in _SCAN_KERNELS:
-    CSRC[_name] = (*CSRC["cuda/scan"], "cuda/scan/carry")
+    CSRC[_name] = (*CSRC["cuda/scan"], "cuda/scan/carry", "cuda/scan/lines")
 CSRC["cuda/scan"] += (*_SCAN_KERNELS, "cuda/scan/carry")
 
 

@@ -205,11 +205,14 @@ class Trial {
       SmallColumnsParams params = small_columns_params(p, *small);
       const auto kernel = small->sharers > 1 ? small_columns_kernel_of<T, true>(c.kind, c.backward)
                                              : small_columns_kernel_of<T, false>(c.kind, c.backward);
+      const auto float_kernel = small->sharers > 1 ? float_columns_kernel_of<T, true>(small->steps)
+                                                   : float_columns_kernel_of<T, false>(small->steps);
       return replay(small->workspace_bytes, [&](Word* words, const CallTag& tag, unsigned seed) {
         if (small->sharers > 1) params.words = words, params.tag = tag;
+        const FloatLinesParams float_params = float_columns_params(params, small->warps);
         return emulation::launch(
-            small->blocks, 32 * small->warps, small->shared_bytes, small->blocks > 1, seed, [&] { kernel(params); },
-            small->cluster);
+            small->blocks, 32 * small->warps, small->shared_bytes, small->blocks > 1, seed,
+            [&] { small->in_float ? float_kernel(float_params) : kernel(params); }, small->cluster);
       });
     }
     return false;

@@ -95,6 +95,8 @@ def _rows() -> list[Problem]:
             Problem("thread_rows_kernel", (32, full), dtype, "step"),
             Problem("few_rows_kernel", (1, 9998), dtype),
             Problem("few_rows_kernel", (1, 30_001 * full), dtype),
+            Problem("float_rows_kernel", (3, 30_001), dtype),
+            Problem("float_rows_kernel", (30, 1945), dtype, initial=True, gap=3),
             Problem("few_rows_gated_kernel", (1, 9998), dtype, "step"),
             Problem("few_rows_gated_kernel", (1, 65_536), dtype, "step"),
         ]
@@ -157,7 +159,7 @@ def _columns() -> list[Problem]:
         problems += [
             Problem("warp_columns_kernel", (100, 16_384 * full // 2), dtype, backward=True),
             Problem("warp_columns_kernel", (100, 8192 * full // 2), dtype, "row"),
-            Problem("split_columns_kernel", (64, 96), dtype),
+            Problem("split_columns_kernel", (64, 96), dtype, 1.001),
             Problem("block_columns_kernel", (200, 16_902), dtype, "step"),
             Problem("block_columns_kernel", (300, 4608), dtype, "step"),
             Problem("block_columns_kernel", (250, 5120), dtype, "step", backward=True),
@@ -166,7 +168,9 @@ def _columns() -> list[Problem]:
             Problem("block_columns_kernel", (700, 10_201), dtype, "step", backward=True),
             Problem("small_columns_kernel", (2000, 33), dtype, backward=True),
             Problem("small_columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
-            Problem("small_columns_kernel", (15_000, 7), dtype),
+            Problem("float_columns_kernel", (15_000, 7), dtype),
+            Problem("float_columns_kernel", (200, 96), dtype, initial=True),
+            Problem("float_columns_kernel", (70_001, 11), dtype),
             Problem("small_columns_kernel", (9000, 12), dtype, reset=True),
             Problem("small_columns_kernel", (5000, 53), dtype, backward=True),
             Problem("small_columns_kernel", (15_000, 7), dtype, "row", initial=True, backward=True),
@@ -199,11 +203,12 @@ def _columns() -> list[Problem]:
         FLOAT: ((500, 4608), (200, 9216), (300, 7040)),
     }
     problems.append(Problem("stream_columns_kernel", (1_600_003, 13), BFLOAT, initial=True, gap=2))
-    problems += [Problem("split_columns_kernel", shape, dtype) for dtype, shapes in splits.items() for shape in shapes]
+    # Of few elements and a number of at most 1 float columns take them.
+    problems += [Problem("split_columns_kernel", shape, dtype, 1.001) for dtype, shapes in splits.items() for shape in shapes]
     problems += [Problem("split_columns_kernel", (1024, 2400), dtype, "row") for dtype in splits]
     problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
-    problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT) for steps in (70, 200, 300, 512)]
-    problems.append(Problem("split_columns_kernel", (512, 96), HALF))
+    problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT, 1.001) for steps in (70, 200, 300, 512)]
+    problems.append(Problem("split_columns_kernel", (512, 96), HALF, 1.001))
     problems.append(Problem("split_columns_kernel", (1200, 2208), HALF, "row"))
     problems.append(Problem("block_columns_kernel", (700, 10_201), BFLOAT))
     problems.append(Problem("block_columns_kernel", (700, 10_201), BFLOAT, "row", backward=True))

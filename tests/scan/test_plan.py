@@ -64,6 +64,9 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("resident_columns", [4_000_000, 2], {"dim": 0}),  # too few elements
         ("small_columns", [200_000, 7], {"dim": 0}),  # whose time all multiprocessors share
         ("small_columns", [15_000, 7], {"dim": 0}),
+        ("small_columns", [64, 4096], {"dim": 0, "dtype": torch.bfloat16}),  # in float, by few blocks
+        ("aligned", [64, 4096], {"dim": 0, "dtype": torch.bfloat16, "gamma": "row"}),
+        ("aligned", [64, 16_384], {"dim": 0, "dtype": torch.bfloat16}),
         ("small_columns", [2000, 33], {"dim": 0, "gamma": "step", "reset": True}),
         ("small_columns", [16_000, 16], {"dim": 0, "gamma": "step", "dtype": torch.bfloat16}),
         ("small_columns", [30_000, 7], {"dim": 0}),  # of more steps
@@ -174,6 +177,17 @@ def test_small_rows_are_all_on_the_gpu_at_once() -> None:
     assert (launch["cluster"], launch["warps"], launch["blocks"]) == (15, 16, 14 * 15)
     assert launch["blocks_run_together"]
     assert plan([15, 30_001], reset=True)["kernel"] == "flat_rows"
+
+
+def test_small_lines_in_float() -> None:
+    """Of one number and no reset: columns, and rows of which a block has one or a part, if their blocks are not many."""
+    for shape, options in (([1421, 145], {"dim": 0}), ([70_000, 3], {"dim": 0}), ([9, 9001], {}), ([96, 1945], {})):
+        assert plan(shape, **options)["launch"]["in_float"]
+        assert plan(shape, initial=True, **options)["launch"]["in_float"]
+        for other in ({"gamma": "row"}, {"gamma": "step"}, {"reset": True}):
+            assert not plan(shape, **options, **other)["launch"].get("in_float")
+    assert not plan([3000, 13])["launch"]["in_float"]
+    assert not plan([62, 6586])["launch"]["in_float"]
 
 
 def test_small_columns_are_all_on_the_gpu_at_once() -> None:

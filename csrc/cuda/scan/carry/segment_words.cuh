@@ -50,4 +50,18 @@ struct SegmentWords {
   }
 };
 
+// The segments of the wanted ones of kCount words, `apart` from each other, when all of them are there.
+template <typename Words, int kCount, typename Wide>
+__device__ __forceinline__ void read_segments(
+    const Words* words, int apart, uint32_t wanted, uint64_t tag, Segment<Wide> (&read)[kCount]) {
+  Words asked[kCount]{};
+  while (wanted) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asked[i].load_if(wanted >> i & 1, words[i * apart]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (asked[i].get(read[i], tag)) wanted &= ~(1u << i);
+  }
+}
+
 }  // namespace dcs

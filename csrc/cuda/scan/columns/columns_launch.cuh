@@ -6,6 +6,7 @@
 #include "common/device.h"
 #include "common/call_tag.h"
 #include "scan/columns/few_steps.cuh"
+#include "scan/columns/float_columns.cuh"
 #include "scan/columns/resident_columns.cuh"
 #include "scan/columns/launch.h"
 #include "scan/columns/small_columns.cuh"
@@ -129,11 +130,27 @@ auto small_columns_kernel_of(GammaKind kind, bool backward) {
                          : small_columns_kernel<T, K::kNumber, false, kShares>;
 }
 
-template <typename T>
-cudaError_t launch_small_columns(
-    const ScanProblem& problem, const SmallColumnsPlan& plan, void* workspace, cudaStream_t stream) {
-  const auto kernel = plan.sharers > 1 ? small_columns_kernel_of<T, true>(problem.gamma_kind, problem.backward)
-                                       : small_columns_kernel_of<T, false>(problem.gamma_kind, problem.backward);
+inline FloatLinesParams float_columns_params(const SmallColumnsParams& of, int warps) {
+  FloatLinesParams params{of.input, of.output, of.initial, of.spans, of.cluster, of.length, of.columns, of.span,
+      of.span_bits, of.steps, of.flat, of.reverse, false, {}, of.words, of.tag};
+  fill_float_powers(params.powers, of.number, of.steps, of.span_bits, warps);
+  return params;
+}
+
+template <typename T, bool kShares>
+auto float_columns_kernel_of(int steps) {
+  static_assert(small_column_steps(false, false) == 4 * kSmallBatch);
+  switch (steps / kSmallBatch) {
+    case 1: return float_columns_kernel<T, kSmallBatch, kShares>;
+    case 2: return float_columns_kernel<T, 2 * kSmallBatch, kShares>;
+    case 3: return float_columns_kernel<T, 3 * kSmallBatch, kShares>;
+    default: return float_columns_kernel<T, 4 * kSmallBatch, kShares>;
+  }
+}
+
+// In clusters, if the plan says so.
+template <typename Kernel, typename Params>
+cudaError_t launch_small(Kernel kernel, const SmallColumnsPlan& plan, const Params& params, cudaStream_t stream) {
   if (plan.shared_bytes > 0) {
     const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, kSmallColumnsStatics);
     if (error != cudaSuccess) return error;
@@ -142,9 +159,22 @@ cudaError_t launch_small_columns(
   const int count = find_attributes(kernel, plan, attributes);
   const cudaLaunchConfig_t config =
       launch_config(plan.blocks, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
+template <typename T>
+cudaError_t launch_small_columns(
+    const ScanProblem& problem, const SmallColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   SmallColumnsParams params = small_columns_params(problem, plan);
   if (plan.sharers > 1) set_small_words(params, plan, workspace, stream);
-  return cudaLaunchKernelEx(&config, kernel, params);
+  if (plan.in_float) {
+    const auto kernel =
+        plan.sharers > 1 ? float_columns_kernel_of<T, true>(plan.steps) : float_columns_kernel_of<T, false>(plan.steps);
+    return launch_small(kernel, plan, float_columns_params(params, plan.warps), stream);
+  }
+  const auto kernel = plan.sharers > 1 ? small_columns_kernel_of<T, true>(problem.gamma_kind, problem.backward)
+                                       : small_columns_kernel_of<T, false>(problem.gamma_kind, problem.backward);
+  return launch_small(kernel, plan, params, stream);
 }
 
 template <typename T>

@@ -3,7 +3,6 @@
 
 #include <cstring>
 
-#include "common/divisor.cuh"
 #include "common/element_types.cuh"
 #include "common/ptx/global_load.cuh"
 #include "common/word.cuh"
@@ -11,14 +10,9 @@
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/tuning.h"
 #include "dcs/scan/problem.h"
+#include "scan/lines/place.cuh"
 
 namespace dcs {
-
-// An operand from the scan's first step on, with strides of elements in the scan's direction.
-struct SmallColumnOperand {
-  const void* data;  // null where there is none
-  int outer, time, inner;
-};
 
 // A gamma's powers over 1, 2, 4, ... times the steps of a thread, over a warp's slots of them, and over a block's
 // warps.
@@ -73,29 +67,8 @@ inline SmallColumnsParams small_place_params(const ScanProblem& problem, const S
   return params;
 }
 
-// A thread's place: lanes of a warp are neighboring columns of a span, then neighbors in time (slots).
-struct SmallPlace {
-  const SmallColumnsParams& p;
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32,
-            warps = static_cast<int>(blockDim.x) / 32;
-  const int slots = 32 >> p.span_bits, slot = lane >> p.span_bits, span_column = lane & ((1 << p.span_bits) - 1);
-  int rank = 0;                    // of the block among those that share time
-  int outer, first_column, width;  // of the span, which has `width` columns
-  int warp_step, first_step;       // the warp's; the thread's
-
-  __device__ __forceinline__ explicit SmallPlace(const SmallColumnsParams& params) : p(params) {
-    uint32_t group = blockIdx.x;
-    if (p.cluster.divisor > 1) {
-      group = p.cluster.of(blockIdx.x);
-      rank = static_cast<int>(blockIdx.x - group * p.cluster.divisor);
-    }
-    outer = static_cast<int>(p.spans.of(group));
-    first_column = static_cast<int>(group - static_cast<uint32_t>(outer) * p.spans.divisor) * p.span;
-    width = min(p.span, p.columns - first_column);
-    warp_step = (rank * warps + warp) * slots * p.steps;
-    first_step = warp_step + slot * p.steps;
-  }
-};
+// A thread's place in them.
+using SmallPlace = SmallPlaceOf<SmallColumnsParams>;
 
 // A thread's place, and the addresses of its operands.
 template <typename T, bool kStep, bool kBackward>
@@ -227,13 +200,7 @@ struct SmallColumnIndex : SmallPlace {
   }
 };
 
-// A word's value, and back.
-template <typename T, typename Acc>
-__device__ __forceinline__ Acc value_of_word(uint32_t word) {
-  T element;
-  memcpy(&element, &word, sizeof element);
-  return static_cast<Acc>(cast<float>(element));
-}
+// As a word.
 template <typename T, typename Acc>
 __device__ __forceinline__ uint32_t word_of_value(Acc value) {
   const T element = cast<T>(static_cast<float>(value));

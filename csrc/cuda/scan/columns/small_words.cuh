@@ -78,7 +78,7 @@ struct SmallWords {
 #pragma unroll
       for (int i = 0; i < kReads; ++i) wanted |= (done + i < each && first + i >= 0 ? 1u : 0u) << i;
       Segment<double> read[kReads];
-      ask(words + first, 1, wanted, read);
+      read_segments(words + first, 1, wanted, segments.tag, read);
 #pragma unroll
       for (int i = 0; i < kReads; ++i) {
         if (!(wanted >> i & 1)) continue;
@@ -100,7 +100,7 @@ struct SmallWords {
 #pragma unroll
     for (int i = 0; i < kMostReads; ++i) wanted |= (32 * i <= before ? 1u : 0u) << i;
     Segment<double> read[kMostReads];
-    ask(words_of(column) + at.lane, 32, wanted, read);
+    read_segments(words_of(column) + at.lane, 32, wanted, segments.tag, read);
     int nearest = 0;  // closed one
     if (at.p.reset.data) {
 #pragma unroll
@@ -119,19 +119,6 @@ struct SmallWords {
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
     return sum;
-  }
-  // The segments of the wanted words, `apart` from each other, when all of them are there.
-  template <int kCount>
-  __device__ __forceinline__ void ask(
-      const Words* words, int apart, uint32_t wanted, Segment<double> (&read)[kCount]) const {
-    Words asked[kCount]{};
-    while (wanted) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) asked[i].load_if(wanted >> i & 1, words[i * apart]);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        if (asked[i].get(read[i], segments.tag)) wanted &= ~(1u << i);
-    }
   }
 };
 

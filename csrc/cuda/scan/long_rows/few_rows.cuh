@@ -9,13 +9,12 @@
 // does before the wait should stay short.
 #pragma once
 
-#include <cmath>
-
 #include "common/ptx/dependent_launch.cuh"
 #include "common/ptx/latency.cuh"
 #include "dcs/scan/plan/kernel_plans.h"
 #include "common/element_types.cuh"
 #include "common/vector.cuh"
+#include "scan/lines/float_powers.cuh"
 
 namespace dcs {
 
@@ -41,24 +40,8 @@ struct FewRowsParams {
   double clusters_of[kFewRowsClusters - 1];  // 0 .. clusters
 };
 
-// A power that leaves float's range stays above 0, so that what was infinite stays infinite; what else comes of it is
-// less than float can tell.
-__host__ __device__ inline float rounded(double power) {
-  const float nearest = static_cast<float>(power);
-  return nearest != 0.f || power == 0.0 ? nearest : copysignf(0x1p-149f, nearest);
-}
-
-__device__ __forceinline__ float power_times(float a, float b) {
-  const float product = a * b;
-  return product == 0.f && a != 0.f && b != 0.f ? copysignf(0x1p-149f, product) : product;
-}
-
 inline void set_powers(FewRowsParams& params, double gamma, int vec, int warps) {
-  // As above, and so that the product of three stays in range.
-  const auto times = [&](double a, double b) {
-    const double product = a * b;
-    return gamma == 0.0 || std::abs(product) >= 1e-100 ? product : std::copysign(1e-100, product);
-  };
+  const auto times = [&](double a, double b) { return product_of_powers(gamma, a, b); };
   params.powers.gate = split_gamma(gamma);
   double power = gamma;  // of a step, a vector, a warp, a block, a cluster
   for (int i = 0; i < 8; ++i, power = times(power, gamma)) params.powers.steps[i] = rounded(power);
@@ -75,25 +58,6 @@ inline void set_powers(FewRowsParams& params, double gamma, int vec, int warps) 
   for (int i = 0; i < 2 * kMaxCluster - 1; ++i, blocks = times(blocks, power)) params.blocks[i] = rounded(blocks);
   for (int i = 1; i < kMaxCluster; i *= 2) power = times(power, power);
   for (int i = 1; i < kFewRowsClusters - 1; ++i) params.clusters_of[i] = times(params.clusters_of[i - 1], power);
-}
-
-template <int kCount>
-__device__ __forceinline__ float sum_of(const float* from) {
-  if constexpr (kCount == 1) return from[0];
-  else return sum_of<kCount / 2>(from) + sum_of<kCount / 2>(from + kCount / 2);
-}
-
-// values[0] * power^(kCount - 1) + .. + values[kCount - 1], from the power's first, second, fourth ...
-template <int kCount>
-__device__ __forceinline__ float weighed(const float* values, const float* doubled) {
-  if constexpr (kCount == 1) {
-    return values[0];
-  } else {
-    float pairs[kCount / 2];
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) pairs[i] = fmaf(doubled[0], values[2 * i], values[2 * i + 1]);
-    return weighed<kCount / 2>(pairs, doubled + 1);
-  }
 }
 
 // `kMost` clusters of a row, a power of two.

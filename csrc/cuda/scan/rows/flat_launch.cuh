@@ -13,6 +13,7 @@
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/traits.h"
 #include "scan/rows/flat_rows.cuh"
+#include "scan/rows/float_rows.cuh"
 #include "scan/rows/launch.h"
 #include "scan/rows/long_rows.cuh"
 #include "scan/rows/small_params.cuh"
@@ -104,8 +105,48 @@ auto in_small_form(const ScanProblem& problem, const Launch& launch) {
   return in(std::true_type(), std::integral_constant<SmallGradient, SmallGradient::kSteps>());
 }
 
+// Of rows of which a block has one or a part.
+template <typename T>
+FloatLinesParams float_rows_params(const ScanProblem& problem, const SmallRowsPlan& plan) {
+  constexpr int kVec = 16 / sizeof(T);
+  const SmallOperands<ScanProblem> of(problem, problem.reverse, kVec);
+  const auto operand = [](const SmallOperand& from) { return SmallColumnOperand{from.data, from.pitch, from.time, 0}; };
+  FloatLinesParams params{};
+  const SmallOperand input = of.operand(problem.input, problem.input_strides, sizeof(T)),
+                     output = of.operand(problem.output, problem.output_strides, sizeof(T));
+  const SmallRowOperand initial = of.row_operand(problem.initial, problem.initial_strides, sizeof(T));
+  params.input = operand(input);
+  params.output = operand(output);
+  params.initial = {initial.data, problem.inner > 1 ? initial.inner : initial.outer, 0, 0};
+  params.spans = Divisor(1);
+  params.cluster = Divisor(static_cast<uint32_t>(plan.cluster));
+  params.length = static_cast<int>(problem.length);
+  params.columns = params.span = 1;
+  params.steps = kVec;
+  params.reverse = problem.reverse;
+  params.shifts = problem.length + kVec - 1 <= int64_t{32} * kVec * plan.warps * plan.cluster;
+  const auto beyond = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
+  params.flat =
+      (problem.rows() > 1 && (input.pitch - output.pitch) % kVec) || beyond(input.data) != beyond(output.data);
+  fill_float_powers(params.powers, problem.gamma_value, kVec, 0, plan.warps);
+  return params;
+}
+
+template <typename T>
+cudaError_t launch_float_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
+  const FloatLinesParams params = float_rows_params<T>(problem, plan);
+  const auto kernel = float_rows_kernel<T>;
+  cudaLaunchAttribute attributes[2];
+  const int count = find_attributes(kernel, plan, attributes), threads = 32 * plan.warps;
+  const cudaLaunchConfig_t config =
+      launch_config(plan.blocks, threads, params.flat ? threads * 16 : 0, stream, attributes, count);
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
 template <typename T>
 cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
+  if constexpr (sizeof(T) <= 4)
+    if (plan.in_float) return launch_float_rows<T>(problem, plan, stream);
   const SmallRowsParams params = small_params<T>(problem, plan);
   const bool in_words = params.output.in_words && (!params.gradient.data || params.gradient.in_words);
   return in_small_form<T>(problem, [&](auto gates, auto gradient) {

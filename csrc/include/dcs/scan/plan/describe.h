@@ -71,6 +71,7 @@ inline void describe_launch(const AlignedPlan& plan, JsonObject& launch) {
   launch.add_set("resident_rounds", plan.resident_rounds);
 }
 inline void describe_launch(const SmallRowsPlan& plan, JsonObject& launch) {
+  launch.add("in_float", plan.in_float);
   launch.add("warps", plan.warps).add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
   launch.add("group_rows", plan.group_rows).add("blocks", plan.blocks);
 }
@@ -95,7 +96,7 @@ inline void describe_launch(const SerialColumnsPlan& plan, JsonObject& launch) {
   launch.add("pairs", plan.pairs).add("blocks", plan.blocks);
 }
 inline void describe_launch(const SmallColumnsPlan& plan, JsonObject& launch) {
-  launch.add("flat", plan.flat).add("span", plan.span).add("spans", plan.spans);
+  launch.add("flat", plan.flat).add("in_float", plan.in_float).add("span", plan.span).add("spans", plan.spans);
   launch.add("steps", plan.steps).add("warps", plan.warps);
   launch.add_set("cluster", plan.cluster > 1 ? plan.cluster : 0);
   launch.add_set("sharers", plan.sharers > 1 ? plan.sharers : 0).add("blocks", plan.blocks);

@@ -63,6 +63,7 @@ struct SmallRowsPlan {
   int64_t group_rows;  // of a block or cluster
   int64_t blocks;
   bool dependent;  // may begin as the launch before it ends
+  bool in_float;   // rows/float_rows.cuh
 };
 // A block takes whole rows, or a cluster of blocks takes one (rows/flat_rows.cuh).
 struct FlatRowsPlan {
@@ -126,6 +127,7 @@ struct SmallColumnsPlan {
   int64_t workspace_bytes, shared_bytes;
   int most_shared;  // bytes that one block can have
   bool dependent;   // may begin as the launch before it ends
+  bool in_float;    // columns/float_columns.cuh
 };
 // Blocks that run together take tiles, some steps of all columns, in turn (columns/stream_columns.cuh).
 struct StreamColumnsPlan {

@@ -43,6 +43,8 @@ constexpr Candidate kCandidates[] = {
         plan_by<plan_few_steps<kFewestSteps>>},
     {"staged_columns", "columns of few neighbors, of a few outer rows a multiprocessor", plan_by<plan_staged_parts>},
     {"staged_columns", "those that fill the GPU, of fewer steps", plan_by<plan_staged_columns>},
+    {"small_columns", "those of few elements in all and one number gamma, by few blocks",
+        plan_by<plan_few_small_columns>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
         plan_by<plan_aligned>},
     {"small_rows", "contiguous rows of few elements in all, that fit into a block or a cluster",

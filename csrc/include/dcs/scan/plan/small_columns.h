@@ -110,13 +110,14 @@ inline bool fit_small_blocks(
 
 // The same for blocks that leave each other words in global memory: one a multiprocessor, so that all are there at
 // once. On a part of the device they are not, but wait for blocks alone that begin before them.
-inline bool fit_sharing_blocks(SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device) {
+inline bool fit_sharing_blocks(
+    SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device, int64_t most_warps) {
   const int64_t groups = p.outer * plan.spans,
                 most = std::min(most_small_sharers(device), device.multiprocessors / groups);
   for (int steps = kSmallBatch; steps <= small_column_steps(p); steps += kSmallBatch) {
     const int64_t warps = ceil_div(ceil_div(p.length, steps), 32 >> plan.span_bits),
                   sharers = std::min(most, ceil_div(warps, kFewestSmallColumnWarps));
-    if (sharers < 2 || warps > sharers * kSmallBlockWarps) continue;
+    if (sharers < 2 || warps > sharers * most_warps) continue;
     plan.steps = steps;
     plan.cluster = 1;
     plan.warps = static_cast<int>(ceil_div(warps, sharers));
@@ -132,6 +133,7 @@ inline bool fit_sharing_blocks(SmallColumnsPlan& plan, const ScanProblem& p, con
 // What plans of small columns have in common: whether they may take the problem, and the span.
 inline bool begin_small_columns(
     SmallColumnsPlan& plan, const ScanProblem& p, const DeviceLimits& device, int64_t most_blocks) {
+  plan.in_float = scans_in_float(p);
   const bool contiguous = p.length == 1 || (p.output_strides.time == 1 && p.input_strides.time <= 1);
   return !contiguous && !is_windowed(p) && powers_fold(p) && bytes_of(p.dtype) <= 4 &&
       !(p.shifted && p.initial && !p.backward) &&
@@ -148,12 +150,23 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
   return fits(kUsualSmallColumnWarps) || fits(kSmallBlockWarps) ? std::optional<SmallColumnsPlan>(plan) : std::nullopt;
 }
 
+// The same in float, by so few blocks that those of the next launch get ready beside them.
+inline std::optional<SmallColumnsPlan> plan_few_small_columns(const ScanProblem& p, const DeviceLimits& device) {
+  if (!scans_in_float(p) || p.length <= kFewColumnSteps) return std::nullopt;
+  const std::optional<SmallColumnsPlan> plan = plan_small_columns(p, device);
+  const bool are_few = plan && plan->blocks <= kMostFewColumnBlocks * device.multiprocessors;
+  return are_few && plan->warps <= kUsualSmallColumnWarps ? plan : std::nullopt;
+}
+
 // The same for time that as many blocks share as there is room for.
 inline std::optional<SmallColumnsPlan> plan_shared_columns(const ScanProblem& p, const DeviceLimits& device) {
   SmallColumnsPlan plan{};
   if (p.inner > kMostSharedColumns || !begin_small_columns(plan, p, device, most_small_sharers(device)))
     return std::nullopt;
-  return fit_sharing_blocks(plan, p, device) ? std::optional<SmallColumnsPlan>(plan) : std::nullopt;
+  const auto fits = [&](int64_t warps) { return fit_sharing_blocks(plan, p, device, warps); };
+  // In float two blocks are on a multiprocessor, and the next launch's get ready there.
+  plan.in_float = plan.in_float && fits(kUsualSmallColumnWarps);
+  return plan.in_float || fits(kSmallBlockWarps) ? std::optional<SmallColumnsPlan>(plan) : std::nullopt;
 }
 
 }  // namespace dcs

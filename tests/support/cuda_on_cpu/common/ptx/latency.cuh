@@ -5,6 +5,8 @@ namespace dcs {
 
 template <typename T>
 void keep(T&) {}
+template <typename T>
+void hold(T&) {}
 template <size_t, size_t, typename Params>
 bool lines_are_zero(const Params&, uint32_t) {
   return false;
