@@ -151,6 +151,11 @@ Case draw(std::mt19937& random) {
   if (one_in(6)) draw_parted(c, random);
   else if (one_in(4)) draw_stream(c, random);
   else if (one_in(4)) draw_sharing(c, random);
+  if (c.small && one_in(2)) {  // as columns in float take them
+    c.kind = GammaKind::kNumber;
+    c.reset = c.backward = c.shifted = false;
+    if (std::abs(c.gamma) > 1.0) c.gamma = -1.0;
+  }
   c.infinite = !c.backward && one_in(4);
   c.seed = random();
   return c;

@@ -204,7 +204,8 @@ def _columns() -> list[Problem]:
     }
     problems.append(Problem("stream_columns_kernel", (1_600_003, 13), BFLOAT, initial=True, gap=2))
     # Of few elements and a number of at most 1 float columns take them.
-    problems += [Problem("split_columns_kernel", shape, dtype, 1.001) for dtype, shapes in splits.items() for shape in shapes]
+    for dtype, shapes in splits.items():
+        problems += [Problem("split_columns_kernel", shape, dtype, 1.001) for shape in shapes]
     problems += [Problem("split_columns_kernel", (1024, 2400), dtype, "row") for dtype in splits]
     problems += [Problem("split_columns_kernel", shape, BFLOAT, backward=True) for shape in ((100, 96), (1100, 2208))]
     problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT, 1.001) for steps in (70, 200, 300, 512)]

@@ -21,7 +21,7 @@ ROWS = (
     (391, 874), (96, 1945), (60, 2049), (6, 17_563), (16, 9526), (35, 4165), (4, 59_723), (3, 52_816), (2, 117_403),
     (1, 40_001), (45, 7630),
 )  # fmt: skip
-GAMMAS = (0.97, 1.0, -0.9, 0.0, 1e-30)
+GAMMAS = (0.97, 1.0, -1.0, -0.9, 0.0, 1e-30, 1e-50)
 
 
 def check(x: torch.Tensor, gamma: float, dim: int, direction: str, initial: torch.Tensor | None = None) -> None:
@@ -75,6 +75,25 @@ def test_rows(shape: tuple[int, int], dtype: torch.dtype, direction: str) -> Non
         check(whole[start:].as_strided(shape, (length + start, 1)), 0.99, 1, direction, initial)
 
 
+@pytest.mark.parametrize("direction", ["left", "right"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((96, 1945), 1), ((4, 30_000), 1), ((1400, 82), 0), ((70_000, 3), 0)], ids=str
+)
+def test_steps_that_are_one_element(shape: tuple[int, int], dim: int, dtype: torch.dtype, direction: str) -> None:
+    """Inputs, or a sum's gradient, that are expanded over time, or over lines too; one initial value for all lines."""
+    one = torch.randn(1, 1, device="cuda").to(dtype)
+    lines = torch.randn(shape[1 - dim], device="cuda").to(dtype).unsqueeze(dim)
+    for x in (one, lines):
+        check(x.expand(shape), 0.97, dim, direction)
+        check(x.expand(shape), 0.97, dim, direction, one.view(1).expand(shape[1 - dim]))
+    x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+    (grad,) = torch.autograd.grad(discounted_cumsum(x, 0.97, dim=dim, direction=direction).sum(), x)
+    other = "left" if direction == "right" else "right"
+    exact = discounted_cumsum(torch.ones(shape, dtype=torch.float64), 0.97, dim=dim, direction=other)
+    assert ((grad.double().cpu() - exact).abs() <= (torch.finfo(dtype).eps + 1e-6) * exact).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_inside_of_others(dtype: torch.dtype) -> None:
     """Time is contiguous, and not the last dimension."""
@@ -95,7 +114,7 @@ def test_what_is_not_finite_stays_in_its_line(
     shape: tuple[int, int], dim: int, dtype: torch.dtype, direction: str
 ) -> None:
     """And is not lost where powers of gamma fade."""
-    for gamma in (0.9, 1e-4, 0.0, 1.0):
+    for gamma in (0.9, 1e-4, 1e-50, 0.0, 1.0):
         x = torch.randn(shape, device="cuda").to(dtype).movedim(dim, 0)
         steps, lines = x.shape
         x[steps // 2, 0], x[3, lines // 2], x[-2, lines - 1] = float("inf"), float("nan"), float("-inf")

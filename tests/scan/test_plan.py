@@ -180,7 +180,7 @@ def test_small_rows_are_all_on_the_gpu_at_once() -> None:
 
 
 def test_small_lines_in_float() -> None:
-    """Of one number and no reset: columns, and rows of which a block has one or a part, if their blocks are not many."""
+    """Of one number and no reset: columns, and rows of which a block has one or a part, of not too many blocks."""
     for shape, options in (([1421, 145], {"dim": 0}), ([70_000, 3], {"dim": 0}), ([9, 9001], {}), ([96, 1945], {})):
         assert plan(shape, **options)["launch"]["in_float"]
         assert plan(shape, initial=True, **options)["launch"]["in_float"]

@@ -1,6 +1,6 @@
 // Powers of a gamma of at most 1 in size, and sums weighed by them, in float: for kernels whose time is latency. A
-// power that leaves float's range stays above 0, so that what was infinite stays infinite; what else comes of it is
-// less than float can tell.
+// power that leaves float's range stays above 0, so that what was infinite stays infinite. What is finite keeps 2^-149
+// of its size then.
 #pragma once
 
 #include <cmath>

@@ -102,8 +102,9 @@ inline std::optional<SmallRowsPlan> plan_small_rows(const ScanProblem& p, const 
       share_small_rows(p.rows(), p.length, 16 / bytes_of(p.dtype), kSmallRowsLimits, device);
   if (!plan) return std::nullopt;
   plan->dependent = plan->blocks <= device.dependent_blocks(p);
-  // Of more blocks most would first have to get ready.
-  plan->in_float = scans_in_float(p) && plan->group_rows == 1 && (!p.initial || has_pitch(p, p.initial_strides)) &&
+  // Not where all steps are one element. Of more blocks most would first have to get ready.
+  plan->in_float = scans_in_float(p) && p.input_strides.time == 1 && plan->group_rows == 1 &&
+      (!p.initial || has_pitch(p, p.initial_strides)) &&
       (plan->cluster == 1 || plan->blocks <= kMostFloatBlocks * device.multiprocessors);
   // All at once. But padded rows, which the other kernels read element by element, and floats forward with a number
   // gamma, for which threads have fewer registers, are as fast in half as many blocks again.

@@ -53,14 +53,15 @@ inline bool powers_fold(const ScanProblem& problem) {
   return problem.gamma_kind != GammaKind::kNumber || std::abs(problem.gamma_value) <= kMostFoldedGamma;
 }
 
-// A window that does not reach beyond a row's first step, or its initial value, is none.
 // Whether small problems are scanned in float (lines/float_lines.cuh): not by a number above 1, whose powers could
-// leave float where sums cancel.
+// leave float where sums cancel, nor by one that float has not.
 inline bool scans_in_float(const ScanProblem& p) {
-  return bytes_of(p.dtype) <= 4 && p.gamma_kind == GammaKind::kNumber && std::abs(p.gamma_value) <= 1.0 && !p.reset &&
-      !p.backward;
+  const double size = std::abs(p.gamma_value);
+  return bytes_of(p.dtype) <= 4 && p.gamma_kind == GammaKind::kNumber && size <= 1.0 &&
+      (size == 0.0 || size >= 0x1p-126) && !p.reset && !p.backward;
 }
 
+// A window that does not reach beyond a row's first step, or its initial value, is none.
 inline bool is_windowed(const ScanProblem& p) {
   return p.window > 0 && p.window < p.length + (p.initial && !p.backward ? 1 : 0);
 }
