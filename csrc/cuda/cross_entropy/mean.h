@@ -30,8 +30,7 @@ struct MeanProblem {
   int64_t count;
 };
 
-// `can_wait`: whether kernels are compiled to wait for the launches before them.
-cudaError_t launch_mean_factors(const MeanFactorsProblem& problem, bool can_wait, cudaStream_t stream);
-cudaError_t launch_mean(const MeanProblem& problem, bool can_wait, cudaStream_t stream);
+cudaError_t launch_mean_factors(const MeanFactorsProblem& problem, cudaStream_t stream);
+cudaError_t launch_mean(const MeanProblem& problem, cudaStream_t stream);
 
 }  // namespace dcs
