@@ -73,6 +73,15 @@ inline cudaLaunchConfig_t launch_config(
   return config;
 }
 
+// Launches the plan's blocks of so many warps, dependent and in clusters as it says.
+template <typename Kernel, typename Plan, typename Params>
+cudaError_t launch_planned(Kernel kernel, const Plan& plan, int64_t shared, cudaStream_t stream, const Params& params) {
+  cudaLaunchAttribute attributes[2];
+  const int count = find_attributes(kernel, plan, attributes);
+  const cudaLaunchConfig_t config = launch_config(plan.blocks, 32 * plan.warps, shared, stream, attributes, count);
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
 // Launches a kernel that may begin while the launch before it ends, where the kernels are compiled to wait for its
 // results (`can_wait`; ptx/dependent_launch.cuh).
 template <typename Kernel, typename... Arguments>

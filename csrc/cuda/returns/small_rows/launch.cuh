@@ -27,12 +27,8 @@ cudaError_t launch_small_returns(const ReturnsProblem& problem, const SmallRetur
   const auto params = small_returns_params<T>(problem, plan);
   return in_small_returns_form<T>(problem, plan, [&](auto form, auto steps) {
     const auto kernel = small_returns_rows_kernel<T, form(), steps()>;
-    cudaLaunchAttribute attributes[2];
-    const int count = find_attributes(kernel, plan, attributes);
-    const int threads = 32 * plan.warps, staged = threads * steps() * static_cast<int>(sizeof(T));
-    const cudaLaunchConfig_t config =
-        launch_config(plan.blocks, threads, params.stores_words() ? 0 : staged, stream, attributes, count);
-    return cudaLaunchKernelEx(&config, kernel, params);
+    const int staged = 32 * plan.warps * steps() * static_cast<int>(sizeof(T));
+    return launch_planned(kernel, plan, params.stores_words() ? 0 : staged, stream, params);
   });
 }
 

@@ -37,10 +37,7 @@ cudaError_t launch_tile_columns(void (*kernel)(TileColumnsParams<typename Types<
 template <typename T>
 cudaError_t launch_small_tiles(void (*kernel)(SmallTileParams<typename Types<T>::Acc>), const ReturnsProblem& problem,
     const SmallColumnsPlan& plan, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2];
-  const int count = find_attributes(kernel, plan, attributes);
-  const cudaLaunchConfig_t config = launch_config(plan.blocks, 32 * plan.warps, 0, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, small_tile_params<T>(problem, plan));
+  return launch_planned(kernel, plan, 0, stream, small_tile_params<T>(problem, plan));
 }
 
 template <typename T>

@@ -131,8 +131,21 @@ auto small_columns_kernel_of(GammaKind kind, bool backward) {
 }
 
 inline FloatLinesParams float_columns_params(const SmallColumnsParams& of, int warps) {
-  FloatLinesParams params{of.input, of.output, of.initial, of.spans, of.cluster, of.length, of.columns, of.span,
-      of.span_bits, of.steps, of.flat, of.reverse, false, {}, of.words, of.tag};
+  FloatLinesParams params{};
+  params.input = of.input;
+  params.output = of.output;
+  params.initial = of.initial;
+  params.spans = of.spans;
+  params.cluster = of.cluster;
+  params.length = of.length;
+  params.columns = of.columns;
+  params.span = of.span;
+  params.span_bits = of.span_bits;
+  params.steps = of.steps;
+  params.flat = of.flat;
+  params.reverse = of.reverse;
+  params.words = of.words;
+  params.tag = of.tag;
   fill_float_powers(params.powers, of.number, of.steps, of.span_bits, warps);
   return params;
 }
@@ -148,18 +161,13 @@ auto float_columns_kernel_of(int steps) {
   }
 }
 
-// In clusters, if the plan says so.
 template <typename Kernel, typename Params>
 cudaError_t launch_small(Kernel kernel, const SmallColumnsPlan& plan, const Params& params, cudaStream_t stream) {
   if (plan.shared_bytes > 0) {
     const cudaError_t error = allow_shared(kernel, plan.shared_bytes, plan.most_shared, kSmallColumnsStatics);
     if (error != cudaSuccess) return error;
   }
-  cudaLaunchAttribute attributes[2];
-  const int count = find_attributes(kernel, plan, attributes);
-  const cudaLaunchConfig_t config =
-      launch_config(plan.blocks, 32 * plan.warps, plan.shared_bytes, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return launch_planned(kernel, plan, plan.shared_bytes, stream, params);
 }
 
 template <typename T>

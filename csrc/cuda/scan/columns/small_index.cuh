@@ -50,7 +50,7 @@ inline void fill_small_powers(SmallColumnsParams& params, double gamma, const Sm
   params.lane_powers.block = bounded_power(params.lane_powers.far, plan.warps);
 }
 
-// All but the operands.
+// All but the operands; in float powers are others.
 inline SmallColumnsParams small_place_params(const ScanProblem& problem, const SmallColumnsPlan& plan) {
   SmallColumnsParams params{};
   params.spans = Divisor(static_cast<uint32_t>(plan.spans));
@@ -63,11 +63,11 @@ inline SmallColumnsParams small_place_params(const ScanProblem& problem, const S
   for (int slot = 0; slot < slots; ++slot) params.column_lanes |= 1u << (slot << plan.span_bits);
   params.steps = plan.steps;
   params.number = problem.gamma_value;
-  if (problem.gamma_kind == GammaKind::kNumber) fill_small_powers(params, problem.gamma_value, plan);
+  if (problem.gamma_kind == GammaKind::kNumber && !plan.in_float) fill_small_powers(params, problem.gamma_value, plan);
   return params;
 }
 
-// A thread's place in them.
+// A thread's place in small columns.
 using SmallPlace = SmallPlaceOf<SmallColumnsParams>;
 
 // A thread's place, and the addresses of its operands.

@@ -9,12 +9,6 @@
 
 namespace dcs {
 
-template <typename T>
-__device__ __forceinline__ Gate<float, sizeof(T) == 2> gate_of(const Gate<float>& gate) {
-  if constexpr (sizeof(T) == 2) return {gate.value};
-  else return gate;
-}
-
 // By all threads of a block. `Line`: what a thread has of a line, steps side by side, and how it gets and leaves them,
 // by way of `turned`.
 template <typename T, typename Line, typename Exchange>

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "common/element_types.cuh"
+
 namespace dcs {
 
 __host__ __device__ inline float rounded(double power) {
@@ -20,6 +22,13 @@ constexpr double kLeastPower = 1e-100;
 inline double product_of_powers(double gamma, double a, double b) {
   const double product = a * b;
   return gamma == 0.0 || std::abs(product) >= kLeastPower ? product : std::copysign(kLeastPower, product);
+}
+
+// What a step of half precision needs of a gate, which is less.
+template <typename T>
+__device__ __forceinline__ Gate<float, sizeof(T) == 2> gate_of(const Gate<float>& gate) {
+  if constexpr (sizeof(T) == 2) return {gate.value};
+  else return gate;
 }
 
 template <int kCount>

@@ -151,9 +151,7 @@ __global__ void __launch_bounds__(32 * kFewRowsWarps, 2) few_rows_kernel(const _
   hold(share_at);
   hold(remote_at);
   hold(counter);
-  Gate<float, sizeof(T) == 2> gate;
-  if constexpr (sizeof(T) == 2) gate = {powers.gate.value};
-  else gate = powers.gate;
+  const auto gate = gate_of<T>(powers.gate);
   const float doubled_steps[3] = {powers.steps[0], powers.steps[1], powers.steps[3]};
   wait_for_cluster();
   griddepcontrol_wait();

@@ -132,15 +132,13 @@ FloatLinesParams float_rows_params(const ScanProblem& problem, const SmallRowsPl
   return params;
 }
 
+// Of a vector a thread, in a block.
+inline int64_t vector_bytes(const SmallRowsPlan& plan) { return int64_t{32} * plan.warps * 16; }
+
 template <typename T>
 cudaError_t launch_float_rows(const ScanProblem& problem, const SmallRowsPlan& plan, cudaStream_t stream) {
   const FloatLinesParams params = float_rows_params<T>(problem, plan);
-  const auto kernel = float_rows_kernel<T>;
-  cudaLaunchAttribute attributes[2];
-  const int count = find_attributes(kernel, plan, attributes), threads = 32 * plan.warps;
-  const cudaLaunchConfig_t config =
-      launch_config(plan.blocks, threads, params.flat ? threads * 16 : 0, stream, attributes, count);
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return launch_planned(float_rows_kernel<T>, plan, params.flat ? vector_bytes(plan) : 0, stream, params);
 }
 
 template <typename T>
@@ -151,12 +149,7 @@ cudaError_t launch_small_rows(const ScanProblem& problem, const SmallRowsPlan& p
   const bool in_words = params.output.in_words && (!params.gradient.data || params.gradient.in_words);
   return in_small_form<T>(problem, [&](auto gates, auto gradient) {
     const auto kernel = small_rows_kernel<T, gates(), gradient()>;
-    cudaLaunchAttribute attributes[2];
-    const int count = find_attributes(kernel, plan, attributes);
-    const int threads = 32 * plan.warps;
-    const cudaLaunchConfig_t config =
-        launch_config(plan.blocks, threads, in_words ? 0 : threads * 16, stream, attributes, count);
-    return cudaLaunchKernelEx(&config, kernel, params);
+    return launch_planned(kernel, plan, in_words ? 0 : vector_bytes(plan), stream, params);
   });
 }
 

@@ -152,10 +152,11 @@ inline std::optional<SmallColumnsPlan> plan_small_columns(const ScanProblem& p, 
 
 // The same in float, by so few blocks that those of the next launch get ready beside them.
 inline std::optional<SmallColumnsPlan> plan_few_small_columns(const ScanProblem& p, const DeviceLimits& device) {
-  if (!scans_in_float(p) || p.length <= kFewColumnSteps) return std::nullopt;
+  const int64_t blocks = kMostFewColumnBlocks * device.multiprocessors,
+                most = blocks * kUsualSmallColumnWarps * 32 * small_column_steps(p);  // elements, of full warps
+  if (!scans_in_float(p) || p.length <= kFewColumnSteps || p.rows() * p.length > most) return std::nullopt;
   const std::optional<SmallColumnsPlan> plan = plan_small_columns(p, device);
-  const bool are_few = plan && plan->blocks <= kMostFewColumnBlocks * device.multiprocessors;
-  return are_few && plan->warps <= kUsualSmallColumnWarps ? plan : std::nullopt;
+  return plan && plan->blocks <= blocks && plan->warps <= kUsualSmallColumnWarps ? plan : std::nullopt;
 }
 
 // The same for time that as many blocks share as there is room for.
