@@ -20,16 +20,20 @@ constexpr double kMostFixedCap =
 
 constexpr int kRowStaticBytes = 2 * kLongWarps * static_cast<int>(sizeof(LongSums<true>));
 
-// A kernel with `shared` bytes of dynamic shared memory, in clusters of `cluster` blocks.
+// A kernel with `shared` bytes of dynamic shared memory, in clusters of `cluster` blocks. `waits`: for the launches
+// before it, so that it may begin while they end.
 template <typename Params>
 cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t grid, int threads, size_t shared,
-    int64_t cluster, const Device& device, cudaStream_t stream) {
+    int64_t cluster, const Device& device, cudaStream_t stream, bool waits = false) {
   const cudaError_t allowed =
       allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block, kRowStaticBytes);
   if (allowed != cudaSuccess) return allowed;
-  cudaLaunchAttribute attribute = in_clusters_of(cluster);
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (cluster > 1) attributes[count++] = in_clusters_of(cluster);
+  if (waits && device.cluster > 1) attributes[count++] = programmatic_serialization();
   const cudaLaunchConfig_t config =
-      launch_config(grid, threads, static_cast<int64_t>(shared), stream, &attribute, cluster > 1 ? 1 : 0);
+      launch_config(grid, threads, static_cast<int64_t>(shared), stream, attributes, count);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
   return error != cudaSuccess ? error : cudaGetLastError();
 }
@@ -46,7 +50,7 @@ cudaError_t launch_cross_entropy_as(CrossEntropyRowsParams params, const Device&
 
   const auto launch = [&](auto kernel, int64_t grid, int threads, int64_t rows_of_block, int64_t cluster) {
     return launch_rows<CrossEntropyRowsParams>(kernel, params, grid, threads,
-        static_cast<size_t>(params.staged * rows_of_block * 16), cluster, device, stream);
+        static_cast<size_t>(params.staged * rows_of_block * 16), cluster, device, stream, true);
   };
 
   // Two blocks on a multiprocessor at least: while one stores, the other loads.

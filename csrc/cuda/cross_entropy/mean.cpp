@@ -30,7 +30,8 @@ void mean_factors(Tensor target, std::optional<Tensor> weight, int64_t ignore_in
   const MeanFactorsProblem problem{element_type(dtype), static_cast<const int64_t*>(target.const_data_ptr()),
       weight ? weight->const_data_ptr() : nullptr, factors.mutable_data_ptr(), target.numel(),
       weight ? weight->numel() : 0, ignore_index, boost};
-  check_cuda(launch_mean_factors(problem, current_stream(device)), kFactors, "launching the kernel");
+  check_cuda(launch_mean_factors(problem, device_of(device, kFactors).cluster > 1, current_stream(device)), kFactors,
+      "launching the kernel");
 }
 
 void mean(Tensor values, Tensor divisor, Tensor result) {
@@ -45,7 +46,8 @@ void mean(Tensor values, Tensor divisor, Tensor result) {
   const torch::stable::accelerator::DeviceGuard guard(device);
   const MeanProblem problem{element_type(dtype), values.const_data_ptr(), divisor.const_data_ptr(),
       result.mutable_data_ptr(), values.numel()};
-  check_cuda(launch_mean(problem, current_stream(device)), kMean, "launching the kernel");
+  check_cuda(launch_mean(problem, device_of(device, kMean).cluster > 1, current_stream(device)), kMean,
+      "launching the kernel");
 }
 
 }  // namespace

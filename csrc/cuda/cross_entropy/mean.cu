@@ -1,7 +1,9 @@
 // What a mean over rows needs beside them, by one block: in place of a launch for every operation.
 #include "cross_entropy/mean.h"
 
+#include "common/device.h"
 #include "common/element_types.cuh"
+#include "common/ptx/dependent_launch.cuh"
 
 namespace dcs {
 namespace {
@@ -29,6 +31,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) mean_factors_kernel(
     const int64_t* target, const T* weight, T* factors, int64_t rows, int64_t classes, int64_t ignore_index, T boost) {
   __shared__ double shared[kThreads / 32];
+  overlap_launches();
   const double total = total_of(rows, shared, [&](int64_t row) {
     const int64_t of = target[row];
     if (of == ignore_index) return 0.0;
@@ -47,32 +50,34 @@ __global__ void __launch_bounds__(kThreads) mean_factors_kernel(
 template <typename T>
 __global__ void __launch_bounds__(kThreads) mean_kernel(const T* values, const T* divisor, T* mean, int64_t count) {
   __shared__ double shared[kThreads / 32];
+  overlap_launches();
   const double total = total_of(count, shared, [&](int64_t i) { return static_cast<double>(values[i]); });
   if (threadIdx.x == 0) *mean = static_cast<T>(total / static_cast<double>(*divisor));
 }
 
 template <typename T>
-void launch(const MeanFactorsProblem& p, cudaStream_t stream) {
-  mean_factors_kernel<T><<<1, kThreads, 0, stream>>>(p.target, static_cast<const T*>(p.weight),
-      static_cast<T*>(p.factors), p.rows, p.classes, p.ignore_index, static_cast<T>(p.boost));
+cudaError_t launch(const MeanFactorsProblem& p, bool can_wait, cudaStream_t stream) {
+  return launch_dependent(mean_factors_kernel<T>, can_wait, 1, kThreads, 0, stream, p.target,
+      static_cast<const T*>(p.weight), static_cast<T*>(p.factors), p.rows, p.classes, p.ignore_index,
+      static_cast<T>(p.boost));
 }
 
 template <typename T>
-void launch(const MeanProblem& p, cudaStream_t stream) {
-  mean_kernel<T><<<1, kThreads, 0, stream>>>(
-      static_cast<const T*>(p.values), static_cast<const T*>(p.divisor), static_cast<T*>(p.mean), p.count);
+cudaError_t launch(const MeanProblem& p, bool can_wait, cudaStream_t stream) {
+  return launch_dependent(mean_kernel<T>, can_wait, 1, kThreads, 0, stream, static_cast<const T*>(p.values),
+      static_cast<const T*>(p.divisor), static_cast<T*>(p.mean), p.count);
 }
 
 }  // namespace
 
-cudaError_t launch_mean_factors(const MeanFactorsProblem& problem, cudaStream_t stream) {
-  problem.dtype == ElementType::Double ? launch<double>(problem, stream) : launch<float>(problem, stream);
-  return cudaGetLastError();
+cudaError_t launch_mean_factors(const MeanFactorsProblem& problem, bool can_wait, cudaStream_t stream) {
+  return problem.dtype == ElementType::Double ? launch<double>(problem, can_wait, stream)
+                                              : launch<float>(problem, can_wait, stream);
 }
 
-cudaError_t launch_mean(const MeanProblem& problem, cudaStream_t stream) {
-  problem.dtype == ElementType::Double ? launch<double>(problem, stream) : launch<float>(problem, stream);
-  return cudaGetLastError();
+cudaError_t launch_mean(const MeanProblem& problem, bool can_wait, cudaStream_t stream) {
+  return problem.dtype == ElementType::Double ? launch<double>(problem, can_wait, stream)
+                                              : launch<float>(problem, can_wait, stream);
 }
 
 }  // namespace dcs

@@ -30,7 +30,8 @@ struct MeanProblem {
   int64_t count;
 };
 
-cudaError_t launch_mean_factors(const MeanFactorsProblem& problem, cudaStream_t stream);
-cudaError_t launch_mean(const MeanProblem& problem, cudaStream_t stream);
+// `can_wait`: whether kernels are compiled to wait for the launches before them.
+cudaError_t launch_mean_factors(const MeanFactorsProblem& problem, bool can_wait, cudaStream_t stream);
+cudaError_t launch_mean(const MeanProblem& problem, bool can_wait, cudaStream_t stream);
 
 }  // namespace dcs

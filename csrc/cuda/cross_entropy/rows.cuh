@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "common/ptx/cluster.cuh"
+#include "common/ptx/dependent_launch.cuh"
 #include "common/row_statistics.cuh"
 #include "cross_entropy/launch.h"
 #include "cross_entropy/softcap.cuh"
@@ -331,6 +332,7 @@ __global__ void __launch_bounds__(kScope == Scope::kWarp ? 32 * kRowWarps : kRow
   constexpr int kVec = Share::kVec;
   extern __shared__ __align__(16) unsigned char memory[];
   const RowsProblem& problem = params.problem;
+  overlap_launches();
 
   const int blocks = kScope == Scope::kCluster ? static_cast<int>(cluster_blocks()) : 1;
   const int rank = kScope == Scope::kCluster ? static_cast<int>(cluster_rank()) : 0;

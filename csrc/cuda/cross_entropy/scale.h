@@ -9,15 +9,18 @@
 
 namespace dcs {
 
-// `count` elements of `input`, times `factor`: a float, for doubles a double, that is read on the device. `output` has
-// the input's dtype, or beside floats one of half precision.
+// `count` elements of `input`, times `factor`, `other` and `number`: floats, for doubles doubles, of which the first
+// two are read on the device; `other` may be null. `output` has the input's dtype, or beside floats one of half
+// precision.
 struct ScaleProblem {
   ElementType from, to;
-  const void *input, *factor;
+  const void *input, *factor, *other;
+  double number;
   void* output;
   int64_t count;
 };
 
-cudaError_t launch_scale(const ScaleProblem& problem, cudaStream_t stream);
+// `can_wait`: whether kernels are compiled to wait for the launches before them.
+cudaError_t launch_scale(const ScaleProblem& problem, bool can_wait, cudaStream_t stream);
 
 }  // namespace dcs

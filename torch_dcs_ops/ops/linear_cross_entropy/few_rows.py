@@ -62,10 +62,12 @@ def gradients_of_saved(saved: SavedCall, needs: Needs, may_overwrite: bool) -> G
     logits_gradient, factor, input, linear_weight, linear_bias, lacking = saved
     room, is_half = 1.0, lacking is not None
     if lacking is not None:
-        room, factor = room_for_upstream(logits_gradient.size(0)), factor * lacking.view(())
+        room = room_for_upstream(logits_gradient.size(0))
     grad_bias = logits_gradient.new_empty(0)
     if linear_bias is not None and needs.linear_bias:
-        grad_bias = scaled(logits_gradient.sum(0, dtype=row_dtype(input.dtype)), factor, linear_bias.dtype, False)
+        grad_bias = scaled(
+            logits_gradient.sum(0, dtype=row_dtype(input.dtype)), factor, linear_bias.dtype, False, lacking
+        )
     rows, linear_weight = alignment.operands(input.reshape(-1, input.size(-1)), linear_weight)
     count, word = rows.size(0), alignment.word(rows.size(0), linear_weight)
     plan = single_chunk(count, linear_weight.size(0), input.dtype)
@@ -75,7 +77,7 @@ def gradients_of_saved(saved: SavedCall, needs: Needs, may_overwrite: bool) -> G
     products = needs._replace(linear_bias=False)
     total = ExactGradients(plan, rows, linear_weight, product, products, input.dtype, word, 1 / room)
     whole = alignment.widened(logits_gradient, logits_gradient.stride(0))
-    whole = scaled(whole, factor * room if is_half else factor, whole.dtype, may_overwrite)
+    whole = scaled(whole, factor, whole.dtype, may_overwrite, lacking, room)
     total.add(whole[:, : logits_gradient.size(1)], slice(0, count))
     if is_half:
         torch.mul(product, 1 / room, out=grad_input)

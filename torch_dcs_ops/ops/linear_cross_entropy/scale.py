@@ -57,14 +57,26 @@ def scaled_rows(gradient: Tensor, factors: Tensor) -> Tensor:
     return torch.mul(gradient, factors, out=torch.empty_like(gradient))
 
 
-def scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
-    """gradient·factor in `dtype`, rounded once; beside a half-precision gradient the factor keeps float32."""
+def scaled(
+    gradient: Tensor,
+    factor: Tensor,
+    dtype: torch.dtype,
+    may_overwrite: bool,
+    other: Tensor | None = None,
+    number: float = 1.0,
+) -> Tensor:
+    """gradient·factor·other·number in `dtype`, rounded once; beside a half-precision gradient factors keep float32."""
     if _is_batched(factor):
-        return (gradient * _broadcast(factor, gradient)).to(dtype)
+        return (gradient * _broadcast(_product(factor, other, number), gradient)).to(dtype)
     in_place = may_overwrite and gradient.dtype == dtype
     output = gradient if in_place else torch.empty_like(gradient, dtype=dtype)
-    _registry.scale(gradient, factor, output)
+    _registry.scale(gradient, factor, output, other, number)
     return output
+
+
+def _product(factor: Tensor, other: Tensor | None, number: float) -> Tensor:
+    by = factor if other is None else factor * other.view(())
+    return by if number == 1.0 else by * number
 
 
 def _broadcast(factor: Tensor, gradient: Tensor) -> Tensor:
@@ -72,18 +84,20 @@ def _broadcast(factor: Tensor, gradient: Tensor) -> Tensor:
     return factor.reshape((1,) * gradient.dim())
 
 
-def _check(input: Tensor, factor: Tensor, output: Tensor) -> None:
+def _check(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | None) -> None:
     if output.shape != input.shape or not (input.is_contiguous() and output.is_contiguous()):
         fail(_OP, f"input and output must be contiguous and of one size, got {tuple(input.shape)} and "
                   f"{tuple(output.shape)}")  # fmt: skip
     dtype = row_dtype(input.dtype)
-    if factor.numel() != 1 or factor.dtype != dtype:
-        found = f"{dtype_name(factor.dtype)} of the shape {tuple(factor.shape)}"
-        fail(_OP, f"factor must be one {dtype_name(dtype)}, got {found}")
+    for name, one in (("factor", factor), ("other", other)):
+        if one is not None and (one.numel() != 1 or one.dtype != dtype):
+            found = f"{dtype_name(one.dtype)} of the shape {tuple(one.shape)}"
+            fail(_OP, f"{name} must be one {dtype_name(dtype)}, got {found}")
 
 
-def _reference(input: Tensor, factor: Tensor, output: Tensor) -> None:
-    _check(input, factor, output)
+def _reference(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | None = None, number: float = 1.0) -> None:
+    _check(input, factor, output, other)
+    factor = _product(factor, other, number)
     if output is input and factor.device.type == "cpu" and factor.item() == 1.0:
         return
     broadcast = _broadcast(factor, input)
@@ -91,8 +105,8 @@ def _reference(input: Tensor, factor: Tensor, output: Tensor) -> None:
         torch.mul(source, broadcast, out=result)
 
 
-def _fake(input: Tensor, factor: Tensor, output: Tensor) -> None:
-    _check(input, factor, output)
+def _fake(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | None = None, number: float = 1.0) -> None:
+    _check(input, factor, output, other)
 
 
 def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
