@@ -186,8 +186,8 @@ _SCHEMAS = (
     "bool need_teacher_bias_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # A copy of value that a compiled backward cannot make without operand (linear_cross_entropy/compiled.py).
     "_tied(Tensor value, Tensor operand) -> Tensor",
-    # output = input·factor, rounded once; output may be input.
-    "_scale(Tensor input, Tensor factor, Tensor(a!) output, Tensor? other=None, float number=1.) -> ()",
+    # output = input·factor·other·number, rounded once; output may be input.
+    "_scale(Tensor input, Tensor? factor, Tensor(a!) output, Tensor? other=None, float number=1.) -> ()",
     # (3,): what a mean of the rows' losses divides by; what the logits' gradient is multiplied by, the reciprocal or,
     # where that is finite, a boost other than 0; and what it lacks then.
     "_mean_factors(Tensor target, Tensor? weight, int ignore_index, float boost, Tensor(a!) factors) -> ()",

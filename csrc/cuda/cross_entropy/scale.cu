@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kThreads) scale_kernel(
     const From* input, const Factor* factor, const Factor* other, Factor number, To* output, int64_t count) {
   using Acc = typename Types<From>::Acc;
   overlap_launches();
-  const Acc by = static_cast<Acc>(*factor * (other ? *other * number : number));
+  const auto of = [](const Factor* one) { return one ? *one : Factor(1); };
+  const Acc by = static_cast<Acc>(of(factor) * (of(other) * number));
   if (static_cast<const void*>(input) == output && by == 1) return;
   const int64_t vectors = count / kVec, stride = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;

@@ -10,7 +10,7 @@
 namespace dcs {
 
 // `count` elements of `input`, times `factor`, `other` and `number`: floats, for doubles doubles, of which the first
-// two are read on the device; `other` may be null. `output` has the input's dtype, or beside floats one of half
+// two are read on the device, or null for 1. `output` has the input's dtype, or beside floats one of half
 // precision.
 struct ScaleProblem {
   ElementType from, to;

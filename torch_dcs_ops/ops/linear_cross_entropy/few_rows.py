@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ... import _registry
 from ...reference.linear_cross_entropy.loss import Needs, Options
 from ...reference.linear_cross_entropy.rows import row_dtype
 from . import alignment
@@ -80,7 +81,7 @@ def gradients_of_saved(saved: SavedCall, needs: Needs, may_overwrite: bool) -> G
     whole = scaled(whole, factor, whole.dtype, may_overwrite, lacking, room)
     total.add(whole[:, : logits_gradient.size(1)], slice(0, count))
     if is_half:
-        torch.mul(product, 1 / room, out=grad_input)
+        _registry.scale(product, None, grad_input, None, 1 / room)
     if needs.input:
         grad_input = grad_input.view(input.shape)
     return Gradients(grad_input, total.result().linear_weight, grad_bias)

@@ -84,7 +84,7 @@ def _broadcast(factor: Tensor, gradient: Tensor) -> Tensor:
     return factor.reshape((1,) * gradient.dim())
 
 
-def _check(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | None) -> None:
+def _check(input: Tensor, factor: Tensor | None, output: Tensor, other: Tensor | None) -> None:
     if output.shape != input.shape or not (input.is_contiguous() and output.is_contiguous()):
         fail(_OP, f"input and output must be contiguous and of one size, got {tuple(input.shape)} and "
                   f"{tuple(output.shape)}")  # fmt: skip
@@ -95,9 +95,11 @@ def _check(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | None) 
             fail(_OP, f"{name} must be one {dtype_name(dtype)}, got {found}")
 
 
-def _reference(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | None = None, number: float = 1.0) -> None:
+def _reference(
+    input: Tensor, factor: Tensor | None, output: Tensor, other: Tensor | None = None, number: float = 1.0
+) -> None:
     _check(input, factor, output, other)
-    factor = _product(factor, other, number)
+    factor = _product(input.new_ones((), dtype=row_dtype(input.dtype)) if factor is None else factor, other, number)
     if output is input and factor.device.type == "cpu" and factor.item() == 1.0:
         return
     broadcast = _broadcast(factor, input)
@@ -105,7 +107,9 @@ def _reference(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | No
         torch.mul(source, broadcast, out=result)
 
 
-def _fake(input: Tensor, factor: Tensor, output: Tensor, other: Tensor | None = None, number: float = 1.0) -> None:
+def _fake(
+    input: Tensor, factor: Tensor | None, output: Tensor, other: Tensor | None = None, number: float = 1.0
+) -> None:
     _check(input, factor, output, other)
 
 
