@@ -170,7 +170,7 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (200, 33), dtype, "row", reset=True, initial=True, backward=True),
             Problem("float_columns_kernel", (15_000, 7), dtype),
             Problem("float_columns_kernel", (200, 96), dtype, initial=True),
-            Problem("float_columns_kernel", (70_001, 11), dtype),
+            Problem("float_columns_kernel", (40_001, 9), dtype),
             Problem("small_columns_kernel", (9000, 12), dtype, reset=True),
             Problem("small_columns_kernel", (5000, 53), dtype, backward=True),
             Problem("small_columns_kernel", (15_000, 7), dtype, "row", initial=True, backward=True),
