@@ -52,18 +52,20 @@ __device__ __forceinline__ int valid_bytes(const SoftmaxPacked<T>& params, int64
   return static_cast<int>(min(params.elements - from, static_cast<int64_t>(16 / sizeof(T))) * sizeof(T));
 }
 
-// A lane's elements of a line, in shared memory: number i, of those below `count`, is at `at(i)` of all three.
-template <int kElements, bool kBackward, typename T, typename At>
+// A lane's elements of a line, in shared memory: number i, of those below `count`, is at `at(i)` of all three. A lane
+// has the first kSure, or none.
+template <int kElements, bool kBackward, int kSure, typename T, typename At>
 __device__ __forceinline__ void packed_softmax(
     const T* input, const T* saved, T* tile, int count, int lanes, const At& at) {
   using Acc = typename Types<T>::Acc;
+  const auto has = [&](int i) { return i < kSure ? count > 0 : i < count; };
   Acc x[kElements], total = 0;
   if constexpr (kBackward) {
     Acc y[kElements];
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      x[i] = i < count ? cast<Acc>(input[at(i)]) : Acc(0);
-      y[i] = i < count ? cast<Acc>(saved[at(i)]) : Acc(0);
+      x[i] = has(i) ? cast<Acc>(input[at(i)]) : Acc(0);
+      y[i] = has(i) ? cast<Acc>(saved[at(i)]) : Acc(0);
       total += x[i] * y[i];
     }
     total = lanes_total(total, lanes);
@@ -73,7 +75,7 @@ __device__ __forceinline__ void packed_softmax(
     Acc largest = kLowest<Acc>;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      x[i] = i < count ? cast<Acc>(input[at(i)]) : Acc(-INFINITY);
+      x[i] = has(i) ? cast<Acc>(input[at(i)]) : Acc(-INFINITY);
       largest = larger(largest, x[i]);
     }
     largest = lanes_largest(largest, lanes);
@@ -86,7 +88,7 @@ __device__ __forceinline__ void packed_softmax(
   }
 #pragma unroll
   for (int i = 0; i < kElements; ++i)
-    if (i < count) tile[at(i)] = cast<T>(x[i]);
+    if (has(i)) tile[at(i)] = cast<T>(x[i]);
 }
 
 // kElements: of a line to a lane.
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(kPackedThreads)
               apart = lanes * params.columns;
     const int64_t number = begin + slab * params.columns * params.length;
     const int64_t beyond = is_view && line < lines ? params.runs.beyond(number) - gaps : 0;
-    packed_softmax<kElements, kBackward>(input + beyond, saved, tile,
+    packed_softmax<kElements, kBackward, 0>(input + beyond, saved, tile,
         line < lines ? (params.length - lane + lanes - 1) >> params.lane_bits : 0, lanes,
         [&](int i) { return at + i * apart; });
   }

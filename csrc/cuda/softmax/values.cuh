@@ -74,12 +74,13 @@ __device__ __forceinline__ void send_part(
 // All lanes get the largest, or the sum, over groups of `width` neighboring lanes.
 template <typename Acc>
 __device__ __forceinline__ Acc lanes_largest(Acc value, int width) {
-  for (int d = width / 2; d > 0; d /= 2) value = larger(value, __shfl_xor_sync(kAllLanes, value, d));
+  for (unsigned d = static_cast<unsigned>(width) >> 1; d > 0; d >>= 1)
+    value = larger(value, __shfl_xor_sync(kAllLanes, value, d));
   return value;
 }
 template <typename Acc>
 __device__ __forceinline__ Acc lanes_total(Acc value, int width) {
-  for (int d = width / 2; d > 0; d /= 2) value += __shfl_xor_sync(kAllLanes, value, d);
+  for (unsigned d = static_cast<unsigned>(width) >> 1; d > 0; d >>= 1) value += __shfl_xor_sync(kAllLanes, value, d);
   return value;
 }
 
