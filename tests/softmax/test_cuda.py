@@ -93,21 +93,6 @@ def test_small_columns(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check((4 * torch.randn(shape, device="cuda")).to(dtype), 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("columns", [2, 3, 5, 6, 9, 13, 17, 30, 100, 333])
-def test_many_short_rows(columns: int, dtype: torch.dtype) -> None:
-    check((4 * torch.randn(1_000_003 // columns, columns, device="cuda")).to(dtype), 1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "shape", [(3, 9), (1001, 13), (5003, 33), (301, 115), (70_001, 63), (33_001, 225), (20_001, 291)], ids=str
-)
-def test_short_rows(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """That are no whole vectors, of up to 32 lanes."""
-    check((4 * torch.randn(shape, device="cuda")).to(dtype), 1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(17, 262_145), (133, 131_073), (5, 500_001, 2), (1, 1_000_003, 3), (1, 100_001, 49),
                                    (60, 20_000, 31), (40, 9000, 63)])  # fmt: skip
