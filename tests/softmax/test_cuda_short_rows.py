@@ -39,4 +39,6 @@ def test_what_is_not_finite_stays_in_its_row(shape: tuple[int, int], dtype: torc
     y, expected = softmax(x, 1), torch.softmax(x.double(), 1)
     assert torch.equal(y.isnan(), expected.isnan())
     fine = ~expected.isnan()
-    torch.testing.assert_close(y.double()[fine], expected[fine], rtol=(2 if dtype.itemsize == 2 else 32) * torch.finfo(dtype).eps, atol=1e-7)
+    torch.testing.assert_close(
+        y.double()[fine], expected[fine], rtol=(2 if dtype.itemsize == 2 else 32) * torch.finfo(dtype).eps, atol=1e-7
+    )
