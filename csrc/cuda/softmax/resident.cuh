@@ -120,6 +120,18 @@ __device__ __forceinline__ const Part<Acc>* join_blocks(
   __syncthreads();
   return joined;
 }
+// Parts of the block's lines, `parts`, become those of all of the group's. `shared`: behind the elements that it holds.
+// `tag` may be known at the barrier in `join` only.
+template <bool kBackward, typename T, typename Acc, typename Lines, int kVec>
+__device__ __forceinline__ void exchange_parts(const SoftmaxTiles<T>& params, const Lines& lines, int64_t tile,
+    int rank, const uint64_t& tag, Part<Acc> (&parts)[kVec], Part<Acc>* shared) {
+  const int blocks = static_cast<int>(params.chunks);
+  Part<Acc>* const of_block = lines.template join<kBackward>(parts, shared);
+  PartWords<Acc>* const words = static_cast<PartWords<Acc>*>(params.words) + tile * group_words(blocks, lines.columns);
+  lines.take(join_blocks<kBackward>(lines, of_block, rank, blocks, words, tag), parts);
+  invert_totals<kBackward>(parts);
+}
+
 // Parts of an exchange.
 inline int64_t group_exchange_parts(int64_t columns, int64_t blocks) {
   if (columns == 1) return 0;
@@ -143,12 +155,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
     if (tile == group && threadIdx.x == 0) tag = tag_of_launch(params.tag);
     Part<Acc> parts[Vectors::kVec];
     vectors.add(parts);
-    Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
-    PartWords<Acc>* const words =
-        static_cast<PartWords<Acc>*>(params.words) + tile * group_words(blocks, lines.columns);
-    const Part<Acc>* const joined = join_blocks<kBackward>(lines, of_block, rank, blocks, words, tag);
-    lines.take(joined, parts);
-    invert_totals<kBackward>(parts);
+    exchange_parts<kBackward>(params, lines, tile, rank, tag, parts, Vectors::parts_after(params, softmax_shared));
     vectors.store(parts);
   }
 }

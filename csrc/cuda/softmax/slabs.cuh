@@ -39,58 +39,81 @@ __device__ __forceinline__ Part<Acc>* join_one_column(const Part<Acc> (&parts)[k
   return shared;
 }
 
+// A thread's vectors of a slab: some, `apart` from each other, of those from `begin` to `end`, counted from the one
+// that the slab begins in.
 template <typename T>
-struct Slab : ThreadVectors<T> {
+struct SlabVectors : ThreadVectors<T> {
   using ThreadVectors<T>::kVec;
-  Range mine;  // the slab's elements in this chunk, relative to the first vector
+  Range mine;  // the slab's elements before `end`, relative to the first vector
   int columns, width;
 
-  __device__ __forceinline__ Slab(const SoftmaxTiles<T>& params, int64_t slab, int64_t chunk)
+  __device__ __forceinline__ SlabVectors(
+      const SoftmaxTiles<T>& params, int64_t slab, int64_t begin, int64_t end, int apart, bool has_any)
       : columns(static_cast<int>(params.inner)), width(params.width) {
     constexpr int64_t kFar = 1 << 30;
     const int64_t size = params.length * params.inner;
     const int shift = static_cast<int>(slab * size % kVec);
-    const int64_t begin = (chunk * params.chunk + threadIdx.x) * kVec, end = (chunk + 1) * params.chunk * kVec;
+    begin *= kVec, end *= kVec, apart *= kVec;
     this->first = slab * size - shift + begin;
-    this->apart = width * kVec;
+    this->apart = apart;
     mine.low = static_cast<int>(max(shift - begin, -kFar));
     mine.high = static_cast<int>(min(min(shift + size, end) - begin, kFar));
-    const int apart = width * kVec;
-    if (threadIdx.x < width) this->count = max(0, mine.high + apart - 1) / apart;
+    if (has_any) this->count = max(0, mine.high + apart - 1) / apart;
     this->left = params.elements - this->first;
     this->is_whole = mine.low <= 0 && mine.high - (this->count - 1) * apart >= kVec;
     this->settle();
   }
   __device__ __forceinline__ Range range(int k) const {
-    const int before = k * width * kVec;
+    const int before = k * static_cast<int>(this->apart);
     return {mine.low - before, mine.high - before};
   }
-
   __device__ __forceinline__ static int slot(int column) { return column; }
-  // Which of a tile's parts in global memory is a column's.
-  __device__ __forceinline__ static int number_of_part(int column) { return column; }
-  __device__ __forceinline__ int part_of(int index) const { return index / columns; }
-  // The parts of all columns, joined over the block, in shared memory at `shared`, which has slab_parts of them.
+
+  // The parts of all columns, joined over the block, in shared memory at `shared`, which has slab_parts of them. The
+  // block's first element is of column `start`; what it has nothing of adds nothing.
   template <bool kBackward, typename Acc>
-  __device__ __forceinline__ Part<Acc>* join(const Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
+  __device__ __forceinline__ Part<Acc>* join_from(int start, const Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
     if (columns == 1) return join_one_column<kBackward>(parts, shared);
-    const int stride = width + 1, thread = threadIdx.x;
+    const int pitch = width + 1, thread = threadIdx.x;
     if (thread < width) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) shared[i * stride + thread] = parts[i];
+      for (int i = 0; i < kVec; ++i) shared[i * pitch + thread] = parts[i];
     }
     __syncthreads();
     return join_all<kBackward, Acc>(
-        width * kVec, columns, [&](int p) { return shared[p % kVec * stride + p / kVec]; }, shared + kVec * stride);
+        start + width * kVec, columns,
+        [&](int p) { return p < start ? Part<Acc>{} : shared[(p - start) % kVec * pitch + (p - start) / kVec]; },
+        shared + kVec * pitch);
   }
   template <typename Acc>
-  __device__ __forceinline__ void take(const Part<Acc>* joined, Part<Acc> (&parts)[kVec]) const {
-    int column = threadIdx.x * kVec % columns;
+  __device__ __forceinline__ void take_from(int start, const Part<Acc>* joined, Part<Acc> (&parts)[kVec]) const {
+    int column = (start + static_cast<int>(threadIdx.x) * kVec) % columns;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       parts[i] = joined[column];
       column = column + 1 == columns ? 0 : column + 1;
     }
+  }
+};
+
+template <typename T>
+struct Slab : SlabVectors<T> {
+  using SlabVectors<T>::kVec;
+
+  __device__ __forceinline__ Slab(const SoftmaxTiles<T>& params, int64_t slab, int64_t chunk)
+      : SlabVectors<T>(params, slab, chunk * params.chunk + threadIdx.x, (chunk + 1) * params.chunk, params.width,
+            static_cast<int>(threadIdx.x) < params.width) {}
+
+  // Which of a tile's parts in global memory is a column's.
+  __device__ __forceinline__ static int number_of_part(int column) { return column; }
+  __device__ __forceinline__ int part_of(int index) const { return index / this->columns; }
+  template <bool kBackward, typename Acc>
+  __device__ __forceinline__ Part<Acc>* join(const Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
+    return this->template join_from<kBackward>(0, parts, shared);
+  }
+  template <typename Acc>
+  __device__ __forceinline__ void take(const Part<Acc>* joined, Part<Acc> (&parts)[kVec]) const {
+    this->take_from(0, joined, parts);
   }
 };
 

@@ -33,12 +33,7 @@ __global__ void __launch_bounds__(kStreamedThreads)
     Part<Acc> parts[Vectors::kVec];
     add_lines<kBackward, kStreamedVectors>(params, head, parts);
     held.add(parts);
-    Part<Acc>* const of_block = lines.template join<kBackward>(parts, Vectors::parts_after(params, softmax_shared));
-    PartWords<Acc>* const words =
-        static_cast<PartWords<Acc>*>(params.words) + tile * group_words(blocks, lines.columns);
-    const Part<Acc>* const joined = join_blocks<kBackward>(lines, of_block, rank, blocks, words, tag);
-    lines.take(joined, parts);
-    invert_totals<kBackward>(parts);
+    exchange_parts<kBackward>(params, lines, tile, rank, tag, parts, Vectors::parts_after(params, softmax_shared));
     finish_lines<kBackward, kStreamedVectors>(params, head, parts);
     held.store(parts);
   }

@@ -8,37 +8,13 @@
 namespace dcs {
 
 template <typename T>
-struct Strip : ThreadVectors<T> {
-  using ThreadVectors<T>::kVec;
+struct Strip : SlabVectors<T> {
+  using SlabVectors<T>::kVec;
   static constexpr bool kReadTwice = true;
-  Range mine;  // the slab's elements in this chunk, relative to the first vector
-  int columns, width;
   int start;  // the column of the strip's first element
 
   __device__ __forceinline__ Strip(const SoftmaxTiles<T>& params, int64_t slab, int rank)
-      : columns(static_cast<int>(params.inner)), width(params.width) {
-    constexpr int64_t kFar = 1 << 30;
-    const int chunk = rank / params.strips, in_stride = (rank - chunk * params.strips) * width,
-              thread = in_stride + static_cast<int>(threadIdx.x);
-    const int64_t size = params.length * params.inner;
-    const int shift = static_cast<int>(slab * size % kVec);
-    const int64_t begin = (chunk * params.chunk + thread) * kVec, end = (chunk + 1) * params.chunk * kVec;
-    start = in_stride * kVec % columns;
-    this->first = slab * size - shift + begin;
-    this->apart = params.stride * kVec;
-    mine.low = static_cast<int>(max(shift - begin, -kFar));
-    mine.high = static_cast<int>(min(min(shift + size, end) - begin, kFar));
-    const int apart = params.stride * kVec;
-    if (static_cast<int>(threadIdx.x) < width && thread < params.stride)
-      this->count = max(0, mine.high + apart - 1) / apart;
-    this->left = params.elements - this->first;
-    this->is_whole = mine.low <= 0 && mine.high - (this->count - 1) * apart >= kVec;
-    this->settle();
-  }
-  __device__ __forceinline__ Range range(int k) const {
-    const int before = k * static_cast<int>(this->apart);
-    return {mine.low - before, mine.high - before};
-  }
+      : Strip(params, slab, rank / params.strips, rank % params.strips * params.width) {}
   // The first `count` vectors, and the others.
   __device__ __forceinline__ Strip head(int count) const {
     Strip lines = *this;
@@ -47,38 +23,28 @@ struct Strip : ThreadVectors<T> {
   }
   __device__ __forceinline__ Strip tail(int first) const {
     Strip lines = *this;
-    lines.mine = range(first);
+    lines.mine = this->range(first);
     lines.first += first * this->apart;
     lines.left -= first * this->apart;
     lines.count -= first;
     return lines;
   }
 
-  __device__ __forceinline__ static int slot(int column) { return column; }
-  // As Slab's, of elements from column `start` on; what the strip has nothing of adds nothing.
   template <bool kBackward, typename Acc>
   __device__ __forceinline__ Part<Acc>* join(const Part<Acc> (&parts)[kVec], Part<Acc>* shared) const {
-    if (columns == 1) return join_one_column<kBackward>(parts, shared);
-    const int pitch = width + 1, thread = threadIdx.x;
-    if (thread < width) {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) shared[i * pitch + thread] = parts[i];
-    }
-    __syncthreads();
-    return join_all<kBackward, Acc>(
-        start + width * kVec, columns,
-        [&](int p) { return p < start ? Part<Acc>{} : shared[(p - start) % kVec * pitch + (p - start) / kVec]; },
-        shared + kVec * pitch);
+    return this->template join_from<kBackward>(start, parts, shared);
   }
   template <typename Acc>
   __device__ __forceinline__ void take(const Part<Acc>* joined, Part<Acc> (&parts)[kVec]) const {
-    int column = (start + static_cast<int>(threadIdx.x) * kVec) % columns;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      parts[i] = joined[column];
-      column = column + 1 == columns ? 0 : column + 1;
-    }
+    this->take_from(start, joined, parts);
   }
+
+ private:
+  __device__ __forceinline__ Strip(const SoftmaxTiles<T>& params, int64_t slab, int64_t chunk, int in_stride)
+      : SlabVectors<T>(params, slab, chunk * params.chunk + in_stride + threadIdx.x, (chunk + 1) * params.chunk,
+            params.stride,
+            static_cast<int>(threadIdx.x) < params.width && in_stride + static_cast<int>(threadIdx.x) < params.stride),
+        start(in_stride * kVec % static_cast<int>(params.inner)) {}
 };
 
 // The same of a view, each of whose slabs is in one run.

@@ -132,20 +132,7 @@ auto small_columns_kernel_of(GammaKind kind, bool backward) {
 
 inline FloatLinesParams float_columns_params(const SmallColumnsParams& of, int warps) {
   FloatLinesParams params{};
-  params.input = of.input;
-  params.output = of.output;
-  params.initial = of.initial;
-  params.spans = of.spans;
-  params.cluster = of.cluster;
-  params.length = of.length;
-  params.columns = of.columns;
-  params.span = of.span;
-  params.span_bits = of.span_bits;
-  params.steps = of.steps;
-  params.flat = of.flat;
-  params.reverse = of.reverse;
-  params.words = of.words;
-  params.tag = of.tag;
+  static_cast<SmallLinesParams&>(params) = of;
   fill_float_powers(params.powers, of.number, of.steps, of.span_bits, warps);
   return params;
 }

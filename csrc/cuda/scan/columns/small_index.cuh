@@ -5,7 +5,6 @@
 
 #include "common/element_types.cuh"
 #include "common/ptx/global_load.cuh"
-#include "common/word.cuh"
 #include "dcs/scan/plan/kernel_plans.h"
 #include "dcs/scan/plan/powers.h"
 #include "dcs/scan/plan/tuning.h"
@@ -20,23 +19,16 @@ struct SmallPowers {
   double each[kSmallLevels], far, block;
 };
 
-struct SmallColumnsParams {
-  SmallColumnOperand input, gates, reset, output, gamma, initial;
+// A thread's steps are a multiple of kSmallBatch.
+struct SmallColumnsParams : SmallLinesParams {
+  SmallColumnOperand gates, reset, gamma;
   SmallColumnOperand saved, grad_gamma;  // of the backward
-  Divisor spans, cluster;                // of an outer row; blocks that share time
-  int length, columns;                   // steps, and columns of one of them
-  int span;                              // columns of a block
-  int span_bits;                         // 2^these lanes of a slot, at least the span
   uint32_t column_lanes;                 // bits of a column's lanes
-  int steps;                             // of a thread, a multiple of kSmallBatch
   int back;                              // 1 where gates and resets are those of the step before
   int partials;                          // of gamma's gradient: the first is the sum, or each block's part
-  bool flat, reverse;
   ElementType gamma_dtype;
   double number;  // gamma, and its powers
   SmallPowers lane_powers;
-  void* words;  // by which blocks share time that are no cluster (small_words.cuh)
-  CallTag tag;
 };
 
 // The powers of a number.

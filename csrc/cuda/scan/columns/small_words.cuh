@@ -38,7 +38,7 @@ struct SmallWords {
       Segment<double> block = own.up_to_own;
       block.closed |= at.rank == 0;  // nothing enters it
       if (own.is_column && own.of_warp + 1 == own.warps && own.column < at.width && at.rank + 1 < blocks)
-        words_of(own.column)[at.rank].publish(block, segments.tag);
+        words_of_column<Words>(at, own.column)[at.rank].publish(block, segments.tag);
       const Segment<double> before = own.before();
       if (own.exists) segments.of_warps[own.of_warp][own.column] = before;
     });
@@ -59,16 +59,11 @@ struct SmallWords {
   }
 
  private:
-  // A column's, of which neighboring lanes read neighboring ones.
-  __device__ __forceinline__ Words* words_of(int column) const {
-    const uint32_t first = (blockIdx.x - static_cast<uint32_t>(at.rank)) * static_cast<uint32_t>(at.p.span);
-    return static_cast<Words*>(at.p.words) + first + column * blocks;
-  }
   // In the last lane what the blocks before leave, of which the last lanes have the nearest.
   template <typename Times>
   __device__ __forceinline__ double entering_by_gates(int column, const Times& times) const {
     const int each = (at.rank + 31) / 32;
-    const Words* const words = words_of(column);
+    const Words* const words = words_of_column<Words>(at, column);
     Segment<double> own = identity<double>();
     bool is_first = true;  // as it is: a product of gates may be infinite
 #pragma unroll 1
@@ -100,7 +95,7 @@ struct SmallWords {
 #pragma unroll
     for (int i = 0; i < kMostReads; ++i) wanted |= (32 * i <= before ? 1u : 0u) << i;
     Segment<double> read[kMostReads];
-    read_segments(words_of(column) + at.lane, 32, wanted, segments.tag, read);
+    read_segments(words_of_column<Words>(at, column) + at.lane, 32, wanted, segments.tag, read);
     int nearest = 0;  // closed one
     if (at.p.reset.data) {
 #pragma unroll

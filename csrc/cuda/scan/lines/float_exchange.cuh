@@ -21,15 +21,9 @@ struct FloatPowers {
   double least;  // of such a power
 };
 
-struct FloatLinesParams {
-  SmallColumnOperand input, output, initial;
-  Divisor spans, cluster;  // these as in SmallColumnsParams
-  int length, columns, span, span_bits, steps;
-  bool flat, reverse;
+struct FloatLinesParams : SmallLinesParams {
   bool shifts;  // threads of a row begin where words do
   FloatPowers powers;
-  void* words;
-  CallTag tag;
 };
 
 // Of a thread's steps, 32 >> span_bits slots of a warp and a block's warps.
@@ -120,7 +114,7 @@ struct FloatMessages {
   }
   __device__ __forceinline__ void begin() {
     const int thread = static_cast<int>(threadIdx.x), together = static_cast<int>(blockDim.x) >> at.p.span_bits;
-    arrive_in_cluster_relaxed();
+    arrive_in_cluster();
     column = thread & (columns - 1);
     destination = at.rank + 1 + (thread >> at.p.span_bits);
     weight = rounded(at.weight_of(destination - at.rank - 1, blocks, at.p.powers.of_blocks));
@@ -180,13 +174,13 @@ struct FloatWords {
   __device__ __forceinline__ void send(const Total& total) const {
     const int column = static_cast<int>(threadIdx.x);
     if (column < at.width && at.rank + 1 < blocks)
-      words_of(column)[at.rank].publish({total(column), 1.0, false}, shared.tag);
+      words_of_column<Words>(at, column)[at.rank].publish({total(column), 1.0, false}, shared.tag);
   }
   __device__ __forceinline__ float entering() const {
     if (at.rank == 0) return 0.f;
 #pragma unroll 1
     for (int column = at.warp; column < at.width; column += at.warps) {
-      const Words* const words = words_of(column) + at.lane;
+      const Words* const words = words_of_column<Words>(at, column) + at.lane;
       uint32_t wanted = 0;
 #pragma unroll
       for (int i = 0; i < kReads; ++i) wanted |= (32 * i + at.lane < at.rank ? 1u : 0u) << i;
@@ -202,13 +196,6 @@ struct FloatWords {
     }
     __syncthreads();
     return shared.entering[min(at.span_column, at.width - 1)];
-  }
-
- private:
-  // A column's, of which neighboring lanes read neighboring ones.
-  __device__ __forceinline__ Words* words_of(int column) const {
-    const uint32_t first = (blockIdx.x - static_cast<uint32_t>(at.rank)) * static_cast<uint32_t>(at.p.span);
-    return static_cast<Words*>(at.p.words) + first + column * blocks;
   }
 };
 

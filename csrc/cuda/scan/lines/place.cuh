@@ -6,6 +6,7 @@
 
 #include "common/divisor.cuh"
 #include "common/element_types.cuh"
+#include "common/word.cuh"
 
 namespace dcs {
 
@@ -13,6 +14,19 @@ namespace dcs {
 struct SmallColumnOperand {
   const void* data;  // null where there is none
   int outer, time, inner;
+};
+
+// What kernels of small scans are launched with, whose blocks share a span of lines.
+struct SmallLinesParams {
+  SmallColumnOperand input, output, initial;
+  Divisor spans, cluster;  // of an outer row; blocks that share time
+  int length, columns;     // steps, and columns of one of them
+  int span;                // columns of a block
+  int span_bits;           // 2^these lanes of a slot, at least the span
+  int steps;               // of a thread
+  bool flat, reverse;
+  void* words;  // by which blocks share time that are no cluster (small_words.cuh, float_exchange.cuh)
+  CallTag tag;
 };
 
 // A thread's place: lanes of a warp are neighboring columns of a span, then neighbors in time (slots).
@@ -39,6 +53,13 @@ struct SmallPlaceOf {
     first_step = warp_step + slot * p.steps;
   }
 };
+
+// A column's words of all blocks that share its time, of which neighboring lanes read neighboring ones.
+template <typename Words, typename Params>
+__device__ __forceinline__ Words* words_of_column(const SmallPlaceOf<Params>& at, int column) {
+  const uint32_t first = (blockIdx.x - static_cast<uint32_t>(at.rank)) * static_cast<uint32_t>(at.p.span);
+  return static_cast<Words*>(at.p.words) + first + column * static_cast<int>(at.p.cluster.divisor);
+}
 
 // A word's value.
 template <typename T, typename Acc>
