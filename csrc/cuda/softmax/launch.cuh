@@ -120,7 +120,7 @@ class SoftmaxLaunch : TileLaunch<T> {
 
  private:
   static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
-  // Of a row in short_rows.cuh, and of one where all rows have so many bytes.
+  // Bytes of a row in short_rows.cuh, at most; of one in half precision where all rows together have so many.
   static constexpr int64_t kShortRowBytes = 256, kMostShortRowBytes = 640, kManyShortRowBytes = 8 << 20;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kPackedViewBytes = 128, kNarrowBytes = 128;
   // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
