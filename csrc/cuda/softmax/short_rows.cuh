@@ -9,8 +9,9 @@
 namespace dcs {
 
 constexpr int kShortRowThreads = 128;
-constexpr int kShortRowElements = 16;  // of a row to a lane, at most; more than half as many at least
-constexpr int kShortRowParts = 4;      // so many of them are not all lanes'
+// Elements of a row to a lane, at most, and more than half as many at least; so many of them are not all lanes'.
+constexpr int kShortRowElements = 16, kShortRowParts = 4;
+static_assert(kShortRowElements == 4 * kShortRowParts);  // of up to 12 all lanes have 8, of more 12
 
 template <typename T>
 struct SoftmaxShortRows {

@@ -75,8 +75,9 @@ def scaled(
 
 
 def _product(factor: Tensor, other: Tensor | None, number: float) -> Tensor:
-    by = factor if other is None else factor * other.view(())
-    return by if number == 1.0 else by * number
+    if other is not None:
+        return factor * (other.view(()) * number)
+    return factor if number == 1.0 else factor * number
 
 
 def _broadcast(factor: Tensor, gradient: Tensor) -> Tensor:
