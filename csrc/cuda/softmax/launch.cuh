@@ -120,8 +120,8 @@ class SoftmaxLaunch : TileLaunch<T> {
 
  private:
   static constexpr int kLaneVectors = kHalf ? 4 : 8;  // of a lane, of 16 bytes: 32 floats
-  // Bytes of a row in short_rows.cuh, at most; of one in half precision where all rows together have so many.
-  static constexpr int64_t kShortRowBytes = 256, kMostShortRowBytes = 640, kManyShortRowBytes = 8 << 20;
+  // Bytes of a row in short_rows.cuh, at most; of one in half precision where rows have so many a multiprocessor.
+  static constexpr int64_t kShortRowBytes = 256, kMostShortRowBytes = 640, kManyShortRowBytes = 64 << 10;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kPackedViewBytes = 128, kNarrowBytes = 128;
   // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
   // (kEarlyShare), as they are short.
@@ -202,7 +202,7 @@ class SoftmaxLaunch : TileLaunch<T> {
   // time.
   bool is_short_row() const {
     const int64_t bytes = p_.length * kSize;
-    const bool many = kHalf && elements() * kSize >= kManyShortRowBytes;
+    const bool many = kHalf && elements() * kSize >= kManyShortRowBytes * device_.multiprocessors;
     return device_.cluster > 1 && !is_view() && !whole(p_.length) && p_.length > kShortRowElements / 2 &&
         bytes <= (many ? kMostShortRowBytes : kShortRowBytes);
   }
