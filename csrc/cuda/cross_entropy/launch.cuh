@@ -28,10 +28,12 @@ cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t gr
   const cudaError_t allowed =
       allow_shared(kernel, static_cast<int64_t>(shared), device.shared_per_block, kRowStaticBytes);
   if (allowed != cudaSuccess) return allowed;
+  const struct {
+    bool dependent;
+    int64_t cluster;
+  } plan{waits && device.cluster > 1, cluster};
   cudaLaunchAttribute attributes[2];
-  int count = 0;
-  if (cluster > 1) attributes[count++] = in_clusters_of(cluster);
-  if (waits && device.cluster > 1) attributes[count++] = programmatic_serialization();
+  const int count = find_attributes(kernel, plan, attributes);
   const cudaLaunchConfig_t config =
       launch_config(grid, threads, static_cast<int64_t>(shared), stream, attributes, count);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);

@@ -166,6 +166,12 @@ class SoftmaxLaunch : TileLaunch<T> {
     const int64_t slabs = std::min(kPackedBytes / (slab() * kSize), ceil_div(p_.outer, 4 * device_.multiprocessors));
     return round_up(std::max<int64_t>(slabs, 1), kVec / std::gcd<int64_t>(slab(), kVec)) * slab();
   }
+  // Lanes of a line, as a power of two, if each has so many elements at most.
+  int lane_bits_of(int elements) const {
+    int bits = 0;
+    while (elements << bits < p_.length) ++bits;
+    return bits;
+  }
   // Elements between the runs of a block's part of a view, at most.
   int64_t packed_gaps() const { return (packed_tile() / p_.run + 1) * p_.gap; }
 
@@ -176,7 +182,7 @@ class SoftmaxLaunch : TileLaunch<T> {
     params.length = static_cast<int>(p_.length);
     params.columns = static_cast<int>(p_.inner);
     params.tile = static_cast<int>(packed_tile());
-    while (kPackedElements << params.lane_bits < p_.length) ++params.lane_bits;
+    params.lane_bits = lane_bits_of(kPackedElements);
     const int64_t grid = ceil_div(params.elements, params.tile);
     int64_t shared = params.tile * (p_.backward ? 2 : 1);
     if (is_view()) shared += params.tile + packed_gaps() + 2 * kVec;
@@ -210,7 +216,7 @@ class SoftmaxLaunch : TileLaunch<T> {
     auto params = this->template operands<SoftmaxShortRows<T>>();
     params.rows = p_.outer;
     params.length = static_cast<int>(p_.length);
-    while (kShortRowElements << params.lane_bits < p_.length) ++params.lane_bits;
+    params.lane_bits = lane_bits_of(kShortRowElements);
     params.tile = static_cast<int>(packed_tile() / p_.length);
     const int64_t grid = ceil_div(p_.outer, params.tile),
                   shared = params.tile * p_.length * kSize * (p_.backward ? 2 : 1);
