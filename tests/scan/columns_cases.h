@@ -22,6 +22,7 @@ struct Case {
   bool small;      // by the kernel of small scans
   bool sharing;    // by blocks of it that leave each other words
   bool stream;     // by the kernel of long scans of few columns
+  bool lookback;   // by clusters that look back
   bool parted;     // by threads with parts of the steps of few columns that are staged
   bool infinite;   // a value of the input is, and a gate is no number
   bool odd_rows;   // gammas of rows are any numbers, or none
@@ -65,6 +66,26 @@ void draw_stream(Case& c, std::mt19937& random) {
   constexpr Lie kLies[] = {Lie::kDense, Lie::kMoved, Lie::kPadded};
   c.lies[0] = c.inner > 4 ? Lie::kDense : kLies[random() % 3];
   c.lies[1] = c.inner > 4 || one_in(2) ? Lie::kDense : Lie::kMoved;
+}
+
+// Of one gamma, in words of columns: with time in one block, a cluster, a group of these and more of them.
+void draw_lookback(Case& c, std::mt19937& random) {
+  const auto one_in = [&](unsigned n) { return random() % n == 0; };
+  const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };
+  c.lookback = true;
+  c.small = c.sharing = c.stream = c.parted = c.tiny_rows = c.backward = c.reset = false;
+  c.kind = GammaKind::kNumber;
+  if (std::abs(c.gamma) > 1.0) c.gamma = one_in(2) ? 1.0 : -0.999;
+  c.initial = one_in(3) && !c.shifted;
+  c.cluster = 16;
+  const unsigned form = random() % 4;
+  c.multiprocessors = static_cast<int>(form == 0 ? 132 : up_to(6));  // clusters of 8 blocks; fewer
+  c.outer = one_in(2) ? 1 : up_to(3);
+  c.inner = 12 + up_to(form == 0 ? 60 : form == 1 ? 400 : 150);
+  c.length = form == 0 ? up_to(one_in(4) ? 40000 : 5000) : form == 1 ? up_to(700) : up_to(one_in(3) ? 9000 : 2500);
+  if (c.length > 9000) c.outer = 1;
+  constexpr Lie kLies[] = {Lie::kDense, Lie::kDense, Lie::kPadded, Lie::kMoved, Lie::kApart};
+  for (Lie& lie : c.lies) lie = kLies[random() % 5];
 }
 
 // Few neighbors of a few outer rows a multiprocessor: of few steps and of several pieces of them, of one warp a column
@@ -151,6 +172,7 @@ Case draw(std::mt19937& random) {
   if (one_in(6)) draw_parted(c, random);
   else if (one_in(4)) draw_stream(c, random);
   else if (one_in(4)) draw_sharing(c, random);
+  else if (one_in(3)) draw_lookback(c, random);
   if (c.small && one_in(2)) {  // as columns in float take them
     c.kind = GammaKind::kNumber;
     c.reset = c.backward = c.shifted = false;

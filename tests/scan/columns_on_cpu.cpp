@@ -108,15 +108,17 @@ class Trial {
     const DeviceLimits device{c.multiprocessors, c.shared, c.cluster};
     if (c.stream) stream = fit_stream_columns(p, device);
     if (c.stream && !stream) return true;
+    if (c.lookback) lookback = fit_lookback_columns(p, device);
+    if (c.lookback && !lookback) return true;
     if (c.small) small = c.sharing ? plan_shared_columns(p, device) : plan_small_columns(p, device);
     if (c.small && !small) return true;
     if (c.parted && columns_are_staged(p)) staged = fit_staged_parts(p, device);
     if (c.parted && !staged) return true;
-    if (!small && !stream && !staged && c.seed % 4)
-      few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
-    if (!small && !stream && !few && !staged && c.seed % 3) staged = plan_staged_columns(p, device);
-    if (!small && !stream && !few && !staged) serial = plan_serial_columns(p, device);
-    if (!small && !stream && !few && !staged && !serial) resident = plan_resident_columns(p, device);
+    const bool is_planned = small || stream || staged || lookback;
+    if (!is_planned && c.seed % 4) few = plan_few_steps<kFewSteps>(p, device);  // the others take those of more steps
+    if (!is_planned && !few && c.seed % 3) staged = plan_staged_columns(p, device);
+    if (!is_planned && !few && !staged) serial = plan_serial_columns(p, device);
+    if (!is_planned && !few && !staged && !serial) resident = plan_resident_columns(p, device);
     const int64_t parts = resident ? resident->tiles : small ? small->sharers : 1;
     p.partials = sums ? parts + c.seed % 2 : 1;
     partial_sums.assign(initial.size() * static_cast<size_t>(p.partials), Stored(NAN));
@@ -178,6 +180,7 @@ class Trial {
     }
     if (small) return launch_small();
     if (stream) return launch_stream();
+    if (lookback) return launch_lookback();
     if (few) {
       const FewStepsParams params = few_steps_params(p, *few);
       const auto kernel = few_steps_kernel_of<T, kStep, kBackward>(*few);
@@ -229,6 +232,20 @@ class Trial {
     return false;
   }
 
+  bool launch_lookback() {
+    if constexpr (sizeof(T) <= 4) {
+      LookbackParams params = lookback_params(p, *lookback, sizeof(T));
+      const auto kernel = lookback_columns_kernel_of<T>(*lookback);
+      return replay(lookback->workspace_bytes, [&](Word* words, const CallTag& tag, unsigned seed) {
+        params.words = words, params.tag = tag;
+        return emulation::launch(
+            lookback->blocks, 32 * lookback->warps, 0, lookback->blocks > 1, seed, [&] { kernel(params); },
+            lookback->cluster);
+      });
+    }
+    return false;
+  }
+
   // launch(words, their tag, a seed), of some twice: a graph's second replay finds the words of the first one.
   template <typename Launch>
   bool replay(int64_t bytes, const Launch& launch) {
@@ -274,6 +291,10 @@ class Trial {
     if (small)
       printf("small: flat %d, span %d of %ld, %d steps, %d warps, clusters of %d, %d sharers\n", small->flat,
           small->span, small->spans, small->steps, small->warps, small->cluster, small->sharers);
+    if (lookback)
+      printf("lookback: apart %d, span %d of %ld, %d across, %d steps, clusters of %d, %ld chunks in groups of %d\n",
+          lookback->apart, lookback->span, lookback->spans, 1 << lookback->across_bits, lookback->steps,
+          lookback->cluster, lookback->chunks, lookback->group);
     return false;
   }
 
@@ -290,8 +311,10 @@ class Trial {
       state = cut ? value : value + gate(o, from, i) * state;
       if (std::isfinite(state)) largest = std::max(largest, std::abs(state));
       size = std::abs(value) + std::abs(c.gamma) * size;
-      // In float, where gamma is a number, a result comes of up to 30 sums, each of which is rounded.
-      const bool is_close = small && small->in_float && std::abs(found - state) <= 30 * 0x1p-24 * size;
+      // In float, where gamma is a number, a result comes of up to 30 sums, of many chunks 60, each of which is
+      // rounded.
+      const bool in_float = lookback || (small && small->in_float),
+                 is_close = in_float && std::abs(found - state) <= (lookback ? 60 : 30) * 0x1p-24 * size;
       if (!is_close && !is_near(found, state, largest)) return complain("y", o, t, i, found, state);
       if (!c.backward) continue;
       const double next = n + 1 < c.length ? widened(saved.at(o, after, i)) : started(o, i);
@@ -325,6 +348,7 @@ class Trial {
   std::optional<SerialColumnsPlan> serial;
   std::optional<SmallColumnsPlan> small;
   std::optional<StreamColumnsPlan> stream;
+  std::optional<LookbackColumnsPlan> lookback;
   std::optional<ResidentColumnsPlan> resident;
 };
 

@@ -175,7 +175,12 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (5000, 53), dtype, backward=True),
             Problem("small_columns_kernel", (15_000, 7), dtype, "row", initial=True, backward=True),
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True, initial=True, backward=True),
-            Problem("resident_columns_kernel", (60_000, 40), dtype),
+            Problem("resident_columns_kernel", (60_000, 40), dtype, "row"),
+            # Time of a block, a cluster, a group of clusters and several; of outer rows, and from any address on.
+            Problem("lookback_columns_kernel", (200, 3000 * full // 4), dtype),
+            Problem("lookback_columns_kernel", (1500, 1511 * full // 4), dtype, initial=True),
+            Problem("lookback_columns_kernel", (9001, 301 * full // 4), dtype),
+            Problem("lookback_columns_kernel", (120_001, 29 * full // 4), dtype, initial=True, gap=1),
             # Time that all multiprocessors share.
             Problem("small_columns_kernel", (30_000, 7), dtype, "step", backward=True),
             Problem("small_columns_kernel", (70_001, 11), dtype, reset=True),
@@ -211,7 +216,8 @@ def _columns() -> list[Problem]:
     problems += [Problem("split_columns_kernel", (steps, 96), BFLOAT, 1.001) for steps in (70, 200, 300, 512)]
     problems.append(Problem("split_columns_kernel", (512, 96), HALF, 1.001))
     problems.append(Problem("split_columns_kernel", (1200, 2208), HALF, "row"))
-    problems.append(Problem("block_columns_kernel", (700, 10_201), BFLOAT))
+    problems.append(Problem("block_columns_kernel", (700, 10_201), BFLOAT, 1.001))
+    problems.append(Problem("lookback_columns_kernel", (700, 10_201), HALF, gap=1))
     problems.append(Problem("block_columns_kernel", (700, 10_201), BFLOAT, "row", backward=True))
     problems.append(Problem("serial_columns_kernel", (46, 10_201), FLOAT, "row"))
     for dtype in (DOUBLE, COMPLEX):

@@ -29,8 +29,17 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
     [
         ("aligned", [4096, 4096], {}),
         ("aligned", [1024, 4096], {"dim": 0}),
-        ("resident_columns", [4096, 4096], {"dim": 0}),  # another round of steps, which blocks would wait for
-        ("aligned", [4096, 4096], {"dim": 0, "dtype": torch.bfloat16}),
+        ("resident_columns", [4096, 4096], {"dim": 0, "gamma": "row"}),  # another round of steps, which blocks wait for
+        ("lookback_columns", [4096, 4096], {"dim": 0}),
+        ("lookback_columns", [4096, 4096], {"dim": 0, "dtype": torch.bfloat16, "initial": True}),
+        ("lookback_columns", [300, 10_201], {"dim": 0, "dtype": torch.float16}),
+        ("lookback_columns", [100, 300_001], {"dim": 0}),  # before threads with whole columns
+        ("lookback_columns", [60, 10_201], {"dim": 0}),
+        ("lookback_columns", [100_000, 40], {"dim": 0, "dtype": torch.bfloat16}),
+        ("resident_columns", [100_000, 40], {"dim": 0, "dtype": torch.bfloat16, "cluster": 0}),
+        ("resident_columns", [100_000, 39], {"dim": 0, "dtype": torch.float64}),
+        ("aligned", [512, 65_536], {"dim": 0}),
+        ("aligned", [1024, 4096], {"dim": 0, "dtype": torch.bfloat16}),
         ("aligned", [64, 65536], {"dim": 0}),
         ("serial_columns", [32, 65536], {"dim": 0}),
         ("flat_rows", [100_000, 520], {}),  # segments in half
@@ -130,8 +139,25 @@ def test_kernel_of_aligned_operands(kernel: str, shape: list[int], options: dict
 
 @pytest.mark.parametrize(("columns", "warps"), [(4201, 32), (10_201, 16), (20_001, 8)])
 def test_more_blocks_of_columns_have_fewer_warps(columns: int, warps: int) -> None:
-    facts = plan([700, columns], dtype=torch.bfloat16, dim=0)
+    facts = plan([700, columns], dtype=torch.bfloat16, dim=0, gamma="row")
     assert (facts["aligned_kernel"], facts["launch"]["warps"]) == ("block_columns", warps)
+
+
+def test_clusters_of_lookback_columns() -> None:
+    """As many blocks as have all of time; of more steps fewer, the more columns there are."""
+    alone, cluster, wide, narrow = (
+        plan([steps, columns], dim=0)["launch"]
+        for steps, columns in ((200, 4001), (1500, 4001), (20_001, 4000), (200_001, 32))
+    )
+    assert (alone["cluster"], alone["chunks"], alone["workspace_bytes"]) == (1, 1, 0)
+    assert (cluster["chunks"], cluster["workspace_bytes"]) == (1, 0)
+    assert cluster["cluster"] * cluster["parts"] * cluster["steps"] >= 1500
+    assert 1 <= wide["cluster"] < narrow["cluster"] == 8
+    assert narrow["chunks"] * narrow["cluster"] * narrow["parts"] * narrow["steps"] >= 200_001
+    assert narrow["workspace_bytes"] >= 16 * 32 * narrow["chunks"]
+    # 64 columns of half precision in words; one less where some steps begin in the midst of them.
+    spans = [plan([5000, columns], torch.float16, dim=0)["launch"]["span"] for columns in (640, 641)]
+    assert spans == [64, 63]
 
 
 def test_parts_of_staged_columns() -> None:
@@ -230,7 +256,7 @@ def test_long_small_columns_in_half_precision_are_narrower_with_gates() -> None:
 
 def test_many_columns_tiles_hold_longer_parts() -> None:
     """More blocks than an H200 has room for have steps in shared memory too, as three blocks a multiprocessor."""
-    few, many = (plan([steps, 99], dim=0)["launch"] for steps in (20_000, 1_000_000))
+    few, many = (plan([steps, 99], dim=0, gamma="row")["launch"] for steps in (20_000, 1_000_000))
     assert few["early_steps"] == 0
     assert 0 < many["early_steps"] < many["part_steps"] <= 64
     assert many["shared_bytes"] <= (227 << 10) // 3
@@ -238,7 +264,8 @@ def test_many_columns_tiles_hold_longer_parts() -> None:
 
 def test_columns_of_many_rounds_share_blocks() -> None:
     """Up to 64 of them where an H200 has two rounds of such blocks, three a multiprocessor; no column alone."""
-    once, often, few = (plan(shape, dim=0)["launch"] for shape in ([10_000, 300], [100_000, 300], [1_000_000, 60]))
+    shapes = ([10_000, 300], [100_000, 300], [1_000_000, 60])
+    once, often, few = (plan(shape, dim=0, gamma="row")["launch"] for shape in shapes)
     assert (once["span"], often["span"], few["span"]) == (30, 60, 30)
     # Two rounds of blocks of 32 columns are one of blocks of 64.
     wide = plan([200, 25_345], torch.bfloat16, dim=0, gamma="row", reset=True)

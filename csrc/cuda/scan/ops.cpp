@@ -39,6 +39,9 @@ struct Launch {
   cudaError_t operator()(const StagedColumnsPlan& plan) const { return columns.staged(problem, plan, stream); }
   cudaError_t operator()(const SerialColumnsPlan& plan) const { return columns.serial(problem, plan, stream); }
   cudaError_t operator()(const SmallColumnsPlan& plan) const { return columns.small(problem, plan, workspace, stream); }
+  cudaError_t operator()(const LookbackColumnsPlan& plan) const {
+    return columns.lookback(problem, plan, workspace, stream);
+  }
   cudaError_t operator()(const StreamColumnsPlan& plan) const {
     return columns.stream(problem, plan, workspace, stream);
   }
@@ -100,7 +103,8 @@ struct Cuda {
       // A green context or an instance of a part of the GPU may not have room for blocks that run together.
       cudaGetLastError();
       std::optional<KernelPlan> alone;
-      if (std::holds_alternative<StreamColumnsPlan>(plan)) alone = plan_by<plan_resident_columns>(problem, limits);
+      if (std::holds_alternative<StreamColumnsPlan>(plan) || std::holds_alternative<LookbackColumnsPlan>(plan))
+        alone = plan_by<plan_resident_columns>(problem, limits);
       if (std::holds_alternative<SmallRowsPlan>(plan)) alone = plan_by<plan_flat_rows>(problem, lone_blocks(limits));
       if (!alone) alone = plan_by<plan_any_columns>(problem, limits);
       error = launch(problem, *alone, input, stream);

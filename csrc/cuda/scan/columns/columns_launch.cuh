@@ -9,6 +9,7 @@
 #include "scan/columns/float_columns.cuh"
 #include "scan/columns/resident_columns.cuh"
 #include "scan/columns/launch.h"
+#include "scan/columns/lookback_columns.cuh"
 #include "scan/columns/small_columns.cuh"
 #include "scan/columns/serial_columns.cuh"
 #include "scan/columns/staged_columns.cuh"
@@ -173,6 +174,26 @@ cudaError_t launch_small_columns(
 }
 
 template <typename T>
+auto lookback_columns_kernel_of(const LookbackColumnsPlan& plan) {
+  if constexpr (sizeof(T) == 2) {
+    if (plan.apart) return lookback_columns_kernel<T, true>;
+  }
+  return lookback_columns_kernel<T, false>;
+}
+
+template <typename T>
+cudaError_t launch_lookback_columns(
+    const ScanProblem& problem, const LookbackColumnsPlan& plan, void* workspace, cudaStream_t stream) {
+  LookbackParams params = lookback_params(problem, plan, sizeof(T));
+  if (plan.workspace_bytes > 0) {
+    params.words = static_cast<Word*>(workspace);
+    params.tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream)
+                                : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
+  }
+  return launch_planned(lookback_columns_kernel_of<T>(plan), plan, 0, stream, params);
+}
+
+template <typename T>
 cudaError_t launch_stream_columns(
     const ScanProblem& problem, const StreamColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   CallTag tag{};
@@ -210,12 +231,15 @@ template <typename T>
 constexpr ColumnsLaunchers columns_launchers() {
   // No plan is for small problems of wide elements.
   ColumnsLaunchers launchers{
-      launch_few_steps<T>, nullptr, launch_serial_columns<T>, nullptr, nullptr, launch_resident_columns<T>};
+      launch_few_steps<T>, nullptr, launch_serial_columns<T>, nullptr, nullptr, nullptr, launch_resident_columns<T>};
   if constexpr (sizeof(T) <= 4 || std::is_same_v<T, double>) {
     launchers.staged = launch_staged_columns<T>;
     launchers.stream = launch_stream_columns<T>;
   }
-  if constexpr (sizeof(T) <= 4) launchers.small = launch_small_columns<T>;
+  if constexpr (sizeof(T) <= 4) {
+    launchers.small = launch_small_columns<T>;
+    launchers.lookback = launch_lookback_columns<T>;
+  }
   return launchers;
 }
 

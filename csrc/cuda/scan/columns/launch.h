@@ -14,6 +14,7 @@ struct ColumnsLaunchers {
   cudaError_t (*staged)(const ScanProblem&, const StagedColumnsPlan&, cudaStream_t);
   cudaError_t (*serial)(const ScanProblem&, const SerialColumnsPlan&, cudaStream_t);
   cudaError_t (*small)(const ScanProblem&, const SmallColumnsPlan&, void* workspace, cudaStream_t);
+  cudaError_t (*lookback)(const ScanProblem&, const LookbackColumnsPlan&, void* workspace, cudaStream_t);
   cudaError_t (*stream)(const ScanProblem&, const StreamColumnsPlan&, void* workspace, cudaStream_t);
   cudaError_t (*resident)(const ScanProblem&, const ResidentColumnsPlan&, void* workspace, cudaStream_t);
 };

@@ -102,6 +102,11 @@ inline void describe_launch(const SmallColumnsPlan& plan, JsonObject& launch) {
   launch.add_set("sharers", plan.sharers > 1 ? plan.sharers : 0).add("blocks", plan.blocks);
   launch.add("shared_bytes", plan.shared_bytes);
 }
+inline void describe_launch(const LookbackColumnsPlan& plan, JsonObject& launch) {
+  launch.add_set("apart", plan.apart).add("span", plan.span).add("spans", plan.spans).add("parts", plan.parts);
+  launch.add("steps", plan.steps).add("cluster", plan.cluster).add("chunks", plan.chunks).add("group", plan.group);
+  launch.add("blocks", plan.blocks);
+}
 inline void describe_launch(const StreamColumnsPlan& plan, JsonObject& launch) {
   launch.add("parts", plan.parts).add("part_steps", plan.part_steps).add("stages", plan.stages);
   launch.add("tiles", plan.tiles).add("sharers", plan.sharers).add("blocks", plan.blocks);

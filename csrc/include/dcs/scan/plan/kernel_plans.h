@@ -141,6 +141,23 @@ struct StreamColumnsPlan {
   int64_t shared_bytes, workspace_bytes;
   int most_shared;  // bytes that one block can have
 };
+// A warp has some steps of a span of columns, a block some spans, a cluster of blocks a chunk of their time
+// (columns/lookback_columns.cuh).
+struct LookbackColumnsPlan {
+  bool apart;       // steps of half precision begin in the midst of words of four bytes
+  int span;         // columns of a warp
+  int64_t spans;    // side by side
+  int across_bits;  // 2^these of a block
+  int parts;        // warps of a span in a block
+  int steps;        // of a thread
+  int cluster;      // blocks of a chunk
+  int64_t chunks;
+  int group;            // of chunks, whose last one publishes all that lies before
+  int64_t chunk_words;  // that a chunk publishes
+  int64_t blocks, workspace_bytes;
+  int warps;       // of a block
+  bool dependent;  // may begin as the launch before it ends
+};
 // A block holds a tile, some steps of a span of columns (columns/resident_columns.cuh).
 struct ResidentColumnsPlan {
   bool flat;           // a tile is one contiguous range of memory

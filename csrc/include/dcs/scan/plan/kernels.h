@@ -9,6 +9,7 @@
 
 #include "dcs/scan/plan/aligned.h"
 #include "dcs/scan/plan/columns.h"
+#include "dcs/scan/plan/lookback_columns.h"
 #include "dcs/scan/plan/small_columns.h"
 #include "dcs/scan/plan/rows.h"
 #include "dcs/scan/plan/staged_columns.h"
@@ -17,9 +18,9 @@
 
 namespace dcs {
 
-using KernelPlan =
-    std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan, LongRowsPlan,
-        FewStepsPlan, StagedColumnsPlan, SerialColumnsPlan, SmallColumnsPlan, StreamColumnsPlan, ResidentColumnsPlan>;
+using KernelPlan = std::variant<DirectWindowPlan, ComposedWindowPlan, AlignedPlan, SmallRowsPlan, FlatRowsPlan,
+    LongRowsPlan, FewStepsPlan, StagedColumnsPlan, SerialColumnsPlan, SmallColumnsPlan, LookbackColumnsPlan,
+    StreamColumnsPlan, ResidentColumnsPlan>;
 
 inline std::optional<AlignedPlan> plan_aligned(const ScanProblem& problem, const DeviceLimits& device) {
   return AlignedPlanner(problem, device).plan();
@@ -43,6 +44,8 @@ constexpr Candidate kCandidates[] = {
         plan_by<plan_few_steps<kFewestSteps>>},
     {"staged_columns", "columns of few neighbors, of a few outer rows a multiprocessor", plan_by<plan_staged_parts>},
     {"staged_columns", "those that fill the GPU, of fewer steps", plan_by<plan_staged_columns>},
+    {"lookback_columns", "many elements, one number gamma of at most 1 in size, no resets",
+        plan_by<plan_lookback_columns>},
     {"small_columns", "those of few elements in all and one number gamma, by few blocks",
         plan_by<plan_few_small_columns>},
     {"aligned", "plain scans of at most four bytes an element: aligned rows, columns that blocks fill",
@@ -76,6 +79,8 @@ inline int64_t workspace_bytes(const KernelPlan& plan) {
   if (const AlignedPlan* const aligned = std::get_if<AlignedPlan>(&plan)) return aligned->workspace_bytes;
   if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return rows->workspace_bytes;
   if (const SmallColumnsPlan* const columns = std::get_if<SmallColumnsPlan>(&plan)) return columns->workspace_bytes;
+  if (const LookbackColumnsPlan* const columns = std::get_if<LookbackColumnsPlan>(&plan))
+    return columns->workspace_bytes;
   if (const StreamColumnsPlan* const columns = std::get_if<StreamColumnsPlan>(&plan)) return columns->workspace_bytes;
   const ResidentColumnsPlan* const columns = std::get_if<ResidentColumnsPlan>(&plan);
   return columns ? columns->workspace_bytes : 0;
@@ -87,6 +92,7 @@ inline bool runs_together(const KernelPlan& plan) {
   if (const SmallRowsPlan* const rows = std::get_if<SmallRowsPlan>(&plan)) return rows->cluster > 1;
   if (const FlatRowsPlan* const rows = std::get_if<FlatRowsPlan>(&plan)) return rows->cluster > 1;
   if (const SmallColumnsPlan* const columns = std::get_if<SmallColumnsPlan>(&plan)) return columns->cluster > 1;
+  if (const LookbackColumnsPlan* const columns = std::get_if<LookbackColumnsPlan>(&plan)) return columns->cluster > 1;
   if (const LongRowsPlan* const rows = std::get_if<LongRowsPlan>(&plan)) return !rows->dependent;
   return std::holds_alternative<StreamColumnsPlan>(plan);
 }

@@ -233,6 +233,20 @@ constexpr int most_read_bits(bool step) { return step ? 1 : kMostReadBits; }  //
 constexpr int kPartPowers = 8, kTilePowers = kMostFanBits + kMostReadBits,
               kResidentPowers = kPartPowers + kTilePowers + kMostFanBits;
 
+// Columns by look-back among clusters (columns/lookback_columns.cuh): warps of a block, of which so many are on a
+// multiprocessor, and steps of a thread; blocks of a cluster, spans of a block and chunks of a group, at most.
+constexpr int kLookbackWarps = 8, kLookbackBlocks = 3, kLookbackSteps = 30;
+constexpr int kMostLookbackCluster = 8, kMostLookbackAcross = 4, kMostLookbackGroup = 2 * kLookbackWarps;
+// A block has so many spans side by side where there are so many in all, for each multiprocessor.
+constexpr int64_t kSharedLookbackSpans = 1;
+// Of a span's time, chunks that are on the GPU at once, at most, where clusters can be larger.
+constexpr int64_t kMostLookbackChunks = 24;
+// Elements from which on they are faster than small columns, and where steps begin in the midst of words; words of a
+// span, of 32, that have columns; steps from which on they are faster than few steps, than threads with whole columns
+// that fill the GPU, and than kernels for aligned operands. 170 random scans take 0.92 of the time with them.
+constexpr int64_t kLeastLookback = 550'000, kLeastApartLookback = 2'000'000, kFewestLookbackWords = 20;
+constexpr int64_t kFewLookbackSteps = 40, kFewestLookbackSteps = 80, kFewVectorSteps = 1024;
+
 // Bytes of shared memory: the flags before so many early steps of a column and one more; these of a block, at most;
 // what blocks share that are a multiprocessor's usual number.
 constexpr int kCutBytes = 2, kMostCutBytes = kMostEarlySteps / kEarlyBatch * kColumnThreads * kCutBytes;
