@@ -177,7 +177,7 @@ def _columns() -> list[Problem]:
             Problem("small_columns_kernel", (3000, 7), dtype, "step", reset=True, initial=True, backward=True),
             Problem("resident_columns_kernel", (60_000, 40), dtype, "row"),
             # Time of a block, a cluster, a group of clusters and several; of outer rows, and from any address on.
-            Problem("lookback_columns_kernel", (200, 3000 * full // 4), dtype),
+            Problem("lookback_columns_kernel", (200, 3001 * full // 4), dtype),
             Problem("lookback_columns_kernel", (1500, 1511 * full // 4), dtype, initial=True),
             Problem("lookback_columns_kernel", (9001, 301 * full // 4), dtype),
             Problem("lookback_columns_kernel", (120_001, 29 * full // 4), dtype, initial=True, gap=1),

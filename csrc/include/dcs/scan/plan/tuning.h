@@ -245,7 +245,8 @@ constexpr int64_t kMostLookbackChunks = 24;
 // span, of 32, that have columns; steps from which on they are faster than few steps, than threads with whole columns
 // that fill the GPU, and than kernels for aligned operands. 170 random scans take 0.92 of the time with them.
 constexpr int64_t kLeastLookback = 550'000, kLeastApartLookback = 2'000'000, kFewestLookbackWords = 20;
-constexpr int64_t kFewLookbackSteps = 40, kFewestLookbackSteps = 80, kFewVectorSteps = 1024;
+constexpr int64_t kFewLookbackSteps = 40, kFewestLookbackSteps = 80;
+inline int64_t few_vector_steps(int64_t bytes) { return bytes == 2 ? 4096 : 1024; }
 
 // Bytes of shared memory: the flags before so many early steps of a column and one more; these of a block, at most;
 // what blocks share that are a multiprocessor's usual number.
