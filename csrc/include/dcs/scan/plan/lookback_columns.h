@@ -9,6 +9,7 @@
 #include "dcs/scan/plan/aligned.h"
 #include "dcs/scan/plan/columns.h"
 #include "dcs/scan/plan/kernel_plans.h"
+#include "dcs/scan/plan/small_columns.h"
 #include "dcs/scan/plan/traits.h"
 
 namespace dcs {
@@ -67,7 +68,7 @@ inline std::optional<LookbackColumnsPlan> fit_lookback_columns(const ScanProblem
 }
 
 // Where they are faster than others: not below so many elements, of so few steps, of spans that leave lanes without
-// columns, or of few steps that kernels for aligned operands take.
+// columns, or of few steps in whole vectors, which others take as well.
 inline std::optional<LookbackColumnsPlan> plan_lookback_columns(const ScanProblem& p, const DeviceLimits& device) {
   const std::optional<LookbackColumnsPlan> plan = fit_lookback_columns(p, device);
   if (!plan) return std::nullopt;
@@ -75,7 +76,9 @@ inline std::optional<LookbackColumnsPlan> plan_lookback_columns(const ScanProble
   const bool is_full = ceil_div(p.inner * bytes, 4) >= kFewestLookbackWords * plan->spans,
              in_vectors = columns_make_words(p, 16 / bytes);
   if (p.rows() * p.length < least || !is_full) return std::nullopt;
-  if (in_vectors && p.length <= few_vector_steps(bytes) && AlignedPlanner(p, device).plan()) return std::nullopt;
+  if (in_vectors && p.length <= few_vector_steps(bytes) &&
+      (AlignedPlanner(p, device).plan() || (bytes == 4 && plan_few_small_columns(p, device))))
+    return std::nullopt;
   // Threads with whole columns fill the GPU.
   if (serial_columns_fill(p, device) && (in_vectors || p.length < (plan->apart ? 2 : 1) * kFewestLookbackSteps))
     return std::nullopt;
