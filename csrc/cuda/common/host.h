@@ -19,9 +19,11 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 
 namespace dcs {
 
-// `what` of the op `op` has failed: say so.
+// `what` of the op `op` has failed: say so, and leave nothing that the next op to ask would take for its own.
 inline void check_cuda(cudaError_t error, const char* op, const char* what) {
-  if (error != cudaSuccess) fail(op, ": ", what, " failed: ", cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  fail(op, ": ", what, " failed: ", cudaGetErrorString(error));
 }
 
 inline cudaStream_t current_stream(int32_t device) {
