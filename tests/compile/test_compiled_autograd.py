@@ -35,7 +35,7 @@ def gae(rewards: Tensor, values: Tensor) -> Tensor:
 # name: (the loss, the shapes of its operands)
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "a number": (lambda x: weighted(d.discounted_cumsum(x, 0.5)), ((4, 6),)),
-    "a gamma a row": (lambda x, g: weighted(d.discounted_cumsum(x, g, reset=RESET)), ((4, 6), (4,))),
+    "a per-row gamma": (lambda x, g: weighted(d.discounted_cumsum(x, g, reset=RESET)), ((4, 6), (4,))),
     "per-step gamma": (lambda x, g, i: weighted(d.discounted_cumsum(x, g, initial=i)), ((4, 6), (4, 6), (4,))),
     "window, a row": (lambda x, g: weighted(d.discounted_cumsum(x, g, window=3)), ((4, 6), (4,))),
     "window, a step": (lambda x, g: weighted(d.discounted_cumsum(x, g, window=3)), ((4, 6), (4, 6))),
@@ -81,7 +81,7 @@ def gradients(loss: Callable[..., Tensor], operands: list[Tensor], compiled: boo
 
 
 # Beside another case of the same node.
-RARE = ("a number", "a gamma a row", "window, a row", "losses of rows", "linear_log_probs of ids")
+RARE = ("a number", "a per-row gamma", "window, a row", "losses of rows", "linear_log_probs of ids")
 
 
 @pytest.mark.parametrize("name", [slow(name) if name in RARE else name for name in CASES])

@@ -42,7 +42,7 @@ FUNCTIONS = {
     "gae of next_values": lambda x, time, g: returns.gae(
         x["rewards"], x["values"], **ends(x, True), gamma=g, time_dim=time
     ),
-    "gae of a gamma a row": lambda x, time, g: returns.gae(
+    "gae of a per-row gamma": lambda x, time, g: returns.gae(
         x["rewards"], x["values"], **ends(x), gamma=x["gamma_row"], time_dim=time
     ),
     "td_lambda_returns": lambda x, time, g: returns.td_lambda_returns(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -225,3 +226,21 @@ def test_an_arrow_that_points_up_is_found(tmp_path: Path, place: str, text: str,
     found += crooked(python_arrows(tmp_path, "triton_kernels", TRITON_INSTALLED), TRITON)
     found += crooked(include_arrows(tmp_path), CSRC)
     assert found == [f"{tmp_path / place}:1: {sentence}"]
+
+
+def test_the_worked_example_keeps_to_the_tables(tmp_path: Path) -> None:
+    """Of docs/internals/adding_an_op.md: its module and C++, exported as the page says, and the rows that it adds."""
+    for folder in ("torch_dcs_ops", "csrc/include", "csrc/cpu"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    page = (ROOT / "docs/internals/adding_an_op.md").read_text()
+    for path, code in re.findall(r"^```\w+\n(?:#|//) (\S+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(code)
+    for package, module in (("ops", ".log1mexp"), (".", ".ops.log1mexp")):
+        file = tmp_path / "torch_dcs_ops" / package / "__init__.py"
+        file.write_text(f"{file.read_text()}from {module} import log1mexp\n")
+    rows = re.findall(r"^\+    (\"\w+/log1mexp\": .*),$", page, re.MULTILINE)
+    python, csrc = (eval(f"{{{row}}}", {"_OP": _OP}) for row in rows)
+    exporting = {room: (*PYTHON[room], *python) for room in ("ops", "__init__")}
+    assert not crooked(python_arrows(tmp_path, "torch_dcs_ops"), PYTHON | python | exporting)
+    assert not crooked(include_arrows(tmp_path), CSRC | csrc)

@@ -71,7 +71,8 @@ def expanded(path: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_named_files_exist(page: Path) -> None:
     text = page.read_text()
-    new = re.findall(r"^(?:#|//) (\S+\.\w+)$", text, re.MULTILINE)  # those of a worked example
+    new = re.findall(r"^(?:#|//) (\S+\.\w+)$", text, re.MULTILINE)  # those of a worked example, and its modules
+    new += [path.removeprefix("torch_dcs_ops/").removesuffix(".py") for path in new]
     for path in NAMED.findall(text):
         for name in expanded(path.rstrip("/")):
             assert name in new or any((*ROOT.glob(name), *(ROOT / "torch_dcs_ops").glob(name))), path
@@ -109,7 +110,7 @@ for path in {modules!r}:
 @pytest.mark.slow
 def test_the_worked_example_works(tmp_path: Path) -> None:
     """The page's schema, reference and registration, and then its tests, in a process of their own."""
-    (edit,) = (code for language, code in BLOCK.findall(ADDING_AN_OP.read_text()) if language == "diff")
+    edit = next(code for language, code in BLOCK.findall(ADDING_AN_OP.read_text()) if language == "diff")
     schema, name = edit.splitlines()
     modules = {re.match(r"# (\S+)\n", code)[1]: code for code in python_blocks(ADDING_AN_OP)}  # type: ignore[index]
     tests = next(path for path in modules if path.startswith("tests/"))

@@ -99,7 +99,7 @@ TABLE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "gamma of steps": (
         call(gamma=torch.ones(4)),
         RuntimeError,
-        "gamma must broadcast to rewards' shape without dim 0, (3,), to give one a row, got (4,); one a step needs "
+        "gamma must broadcast to rewards' shape without dim 0, (3,), to be per row, got (4,); per step it needs "
         "rewards' number of dimensions (2)",
     ),
     "gamma of another shape": (
@@ -161,7 +161,7 @@ FUNCTIONS_ONLY: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "lambda of another shape": (
         call(gae_lambda=torch.ones(2)),
         RuntimeError,
-        "gae_lambda must broadcast to rewards' shape without dim 0, (3,), to give one a row, got (2,)",
+        "gae_lambda must broadcast to rewards' shape without dim 0, (3,), to be per row, got (2,)",
     ),
 }
 

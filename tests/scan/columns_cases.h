@@ -68,7 +68,7 @@ void draw_stream(Case& c, std::mt19937& random) {
   c.lies[1] = c.inner > 4 || one_in(2) ? Lie::kDense : Lie::kMoved;
 }
 
-// Of one gamma, in words of columns: with time in one block, a cluster, a group of these and more of them.
+// Of a shared gamma, in words of columns: with time in one block, a cluster, a group of these and more of them.
 void draw_lookback(Case& c, std::mt19937& random) {
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
   const auto up_to = [&](unsigned n) { return static_cast<int64_t>(1 + random() % n); };

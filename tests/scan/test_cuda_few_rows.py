@@ -1,4 +1,4 @@
-"""Few rows of one number gamma, or of per-step gammas: clusters of blocks that read again what lies before them."""
+"""Few rows of a number gamma, or of per-step gammas: clusters of blocks that read again what lies before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small scans of one number gamma in float: columns and rows of a block, of a cluster, of blocks that share time."""
+"""Small scans of a number gamma in float: columns and rows of a block, of a cluster, of blocks that share time."""
 
 from __future__ import annotations
 

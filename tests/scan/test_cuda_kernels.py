@@ -260,7 +260,7 @@ VECTORS = (1, 2, 3, 8, 10, 19, 25, 32, 35, 50, 64, 90, 100, 128, 200, 999)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("vectors", VECTORS)
 def test_rows_of_whole_vectors(vectors: int, dtype: torch.dtype, direction: str) -> None:
-    """Output, and the gradients of input and gamma, against float64: one gamma, one a row, of either sign and size."""
+    """Output, and the gradients of input and gamma, against float64: shared and per-row gammas of any sign and size."""
     length, rows = vectors * 16 // dtype.itemsize, 333 if vectors < 128 else 37
     x = torch.randn(rows, length, device="cuda").to(dtype)
     each = torch.empty(rows, 1, device="cuda")

@@ -1,4 +1,4 @@
-"""Scans of one number gamma along a strided time, in words of columns: time of a block, of a cluster of blocks, of
+"""Scans of a number gamma along a strided time, in words of columns: time of a block, of a cluster of blocks, of
 clusters that look back. Half precision from any address on."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_no_carry_enters_the_first_step(dtype: torch.dtype, gamma: float) -> Non
 
 @pytest.mark.parametrize("shape", [(1, 1500, 1511), (3, 9001, 301)], ids=str)
 def test_gradients(shape: tuple[int, int, int]) -> None:
-    """The backward of one number gamma is a scan of the same kind the other way."""
+    """The backward of a number gamma is a scan of the same kind the other way."""
     x = drawn(shape, torch.float32, padding=1).requires_grad_()
     gradient = torch.randn(shape, device="cuda")
     discounted_cumsum(x, 0.98, dim=1).backward(gradient)

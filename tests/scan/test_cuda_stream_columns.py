@@ -103,7 +103,7 @@ def test_no_carry_enters_the_first_step() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1_500_000, 7), (3, 1_200_001, 3)], ids=str)
 def test_gradients(shape: tuple[int, int, int]) -> None:
-    """The backward of one number gamma is a scan of the same kind the other way."""
+    """The backward of a number gamma is a scan of the same kind the other way."""
     x = drawn(shape, torch.float32, padding=1).requires_grad_()
     gradient = torch.randn(shape, device="cuda")
     discounted_cumsum(x, 0.98, dim=1).backward(gradient)

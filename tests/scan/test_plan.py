@@ -85,7 +85,7 @@ def plan(shape: list[int], dtype: torch.dtype = torch.float32, dim: int = -1, **
         ("small_columns", [15_000, 7], {"dim": 0, "cluster": 0}),
         ("resident_columns", [2000, 33], {"dim": 0, "dtype": torch.float64}),
         ("serial_columns", [14, 1050061], {"dim": 0}),
-        ("serial_columns", [46, 10_201], {"dim": 0}),  # floats of one gamma; of more steps blocks take them
+        ("serial_columns", [46, 10_201], {"dim": 0}),  # floats of a shared gamma; of more steps blocks take them
         ("aligned", [47, 10_201], {"dim": 0}),
         ("aligned", [46, 10_201], {"dim": 0, "gamma": "step"}),
         ("few_steps", [5, 1050061], {"dim": 0}),

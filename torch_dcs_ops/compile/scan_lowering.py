@@ -31,9 +31,9 @@ from .scan_values import (
 )
 
 # Inductor gives a row of a scan over tuples to one block; the library's kernels cut long rows, and look back. Alone, on
-# an H200 (float32, one gamma), as fractions of a copy, generated / the library's: 16 rows of 1048576 steps 0.05 / 0.77,
-# 256 of 65536 0.51 / 0.86. As operations around it move twice the traffic of a fused scan, that pays from about half of
-# the library's speed on.
+# an H200 (float32, a shared gamma), as fractions of a copy, generated / the library's: 16 rows of 1048576 steps
+# 0.05 / 0.77, 256 of 65536 0.51 / 0.86. As operations around it move twice the traffic of a fused scan, that pays from
+# about half of the library's speed on.
 FEW_ROWS = 128
 LONG_ROW = 8192
 # With time as an outer dimension a warp takes 64 columns; of fewer, threads have to share the steps: GAE of 1024 steps

@@ -1,6 +1,6 @@
-"""What multiplies a carry: one gamma in twice float32's precision, and products of many gates.
+"""What multiplies a carry: a shared gamma in twice float32's precision, and products of many gates.
 
-Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for one gamma a row, "step" for one a step; "fading" for a
+Gates (a constexpr): "sum" for gamma = 1, "scalar", "row" for a per-row gamma, "step" for one a step; "fading" for a
 "scalar" of at most 1 in magnitude, but not 0, whose even powers stay above 0: an infinity stays one over many steps.
 """
 
@@ -35,8 +35,8 @@ def split_gamma(gamma):
 
 @triton.constexpr_function
 def rates(gamma_pointer, x_pointer, gates):
-    """GATES for the steps of a group, from the types of the rows: "exact" for one gamma that has no rest, or is as good
-    without it.
+    """GATES for the steps of a group, from the types of the rows: "exact" for a shared gamma that has no rest, or is as
+    good without it.
 
     Half precision would not show it: the weights of whole groups are exact, so that it does not add up.
     """

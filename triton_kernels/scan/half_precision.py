@@ -1,4 +1,4 @@
-"""Scans of float16 and bfloat16 with one gamma, a number from 1/2 to 1 in magnitude: long rows, and whole columns.
+"""Scans of float16 and bfloat16 with a shared gamma, a number from 1/2 to 1 in magnitude: long rows, and whole columns.
 
 Everything is float32 here, 2^13 times finer than what is stored, and powers of gamma come from the host or from `exp2`.
 The kernels for every form and dtype (lookback.py, columns.py) spend 24 and 16 instructions an element on

@@ -76,7 +76,7 @@ def _join_exclusive(gate_0, value_0, gate_before_0, value_before_0, gate_1, valu
 
 @triton.jit
 def discounted_columns(gates, values, gamma, V: tl.constexpr):
-    """The recurrence over whole columns with one gamma: a tile (P, R) in `column_order`, of the dtype of `values`.
+    """The recurrence over whole columns with a shared gamma: a tile (P, R) in `column_order`, of the dtype of `values`.
 
     gamma: a number of at most 1 in magnitude, taken as float64. A gate of NaN is a reset. A group's sums from a carry
     of zero are float32, and every step adds its power of gamma times the carry; what is carried from group to group is

@@ -107,9 +107,9 @@ __device__ __forceinline__ Complex<double> clamped_mul(Complex<double> a, Comple
 }
 __device__ __forceinline__ int64_t clamped_mul(int64_t, int64_t) { return 1; }
 
-// The same for powers of one gamma, which are made once, and of any gates where time allows: not 0 either but for a
-// factor that is, so that an infinite carry stays infinite. What has left double's range at its lower end is the number
-// next to 0 from there on: later gates above 1 do not bring it back.
+// The same for powers of a shared gamma, which are made once, and of any gates where time allows: not 0 either but for
+// a factor that is, so that an infinite carry stays infinite. What has left double's range at its lower end is the
+// number next to 0 from there on: later gates above 1 do not bring it back.
 template <typename Wide>
 __device__ __forceinline__ Wide power_mul(Wide a, Wide b) {
   const Wide r = clamped_mul(a, b);

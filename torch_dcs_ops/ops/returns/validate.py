@@ -150,5 +150,5 @@ def _check_discount(op: str, name: str, rate: Tensor, rewards: Tensor, dim: int)
         return
     rows = without(rewards.shape, dim)
     if not broadcasts(rate.shape, rows):
-        fail(op, f"{name} must broadcast to rewards' shape without dim {dim}, {rows}, to give one a row, got "
-                 f"{tuple(rate.shape)}; one a step needs rewards' number of dimensions ({ndim})")  # fmt: skip
+        fail(op, f"{name} must broadcast to rewards' shape without dim {dim}, {rows}, to be per row, got "
+                 f"{tuple(rate.shape)}; per step it needs rewards' number of dimensions ({ndim})")  # fmt: skip

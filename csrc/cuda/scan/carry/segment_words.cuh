@@ -9,7 +9,7 @@ namespace dcs {
 // A segment as 16-byte words, which are written and read whole: a part of a value, and beside it which call wrote it. A
 // call's tag is an even number that memory is unlikely to hold (`new_tag`), so nothing is cleared before a launch; its
 // lowest bit says whether the segment is closed. With `kGates` the product of the gates goes along: where the reader
-// knows it, as a power of one gamma, it does not.
+// knows it, as a power of a shared gamma, it does not.
 template <typename Wide, bool kGates>
 struct SegmentWords {
   static constexpr int kValues = sizeof(Wide) / 8, kWords = kValues * (kGates ? 2 : 1);

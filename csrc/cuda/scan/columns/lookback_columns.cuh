@@ -1,4 +1,4 @@
-// Scans along a strided time by one number gamma of at most 1 in size, without resets, in float: a warp has some steps
+// Scans along a strided time by a number gamma of at most 1 in size, without resets, in float: a warp has some steps
 // of a span of columns in registers, read once, a word of four bytes a lane (word_steps.cuh), so that half precision
 // is read and scanned two columns at a time. Totals meet in shared memory, in a cluster's, and in global memory
 // (lookback_exchange.cuh). Any alignment, number of columns and of steps.

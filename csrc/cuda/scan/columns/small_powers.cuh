@@ -1,7 +1,7 @@
-// The carries into each thread's steps of columns/small_columns.cuh where all steps of a column have one gamma: from
-// one thread to the next it is a known power, so that only totals are folded, and whether they are closed where there
-// are resets. What lies before a first segment is a total of 0: there a gamma that is no number or infinite may leave a
-// NaN, but it makes one of every carry with the next step.
+// The carries into each thread's steps of columns/small_columns.cuh where all steps of a column have a shared gamma:
+// from one thread to the next it is a known power, so that only totals are folded, and whether they are closed where
+// there are resets. What lies before a first segment is a total of 0: there a gamma that is no number or infinite may
+// leave a NaN, but it makes one of every carry with the next step.
 #pragma once
 
 #include <climits>

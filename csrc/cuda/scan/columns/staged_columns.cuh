@@ -1,4 +1,4 @@
-// Scans along a strided time with few neighboring columns a step, such as (many, time, 3), of one gamma or one a
+// Scans along a strided time with few neighboring columns a step, such as (many, time, 3), of a shared gamma or one a
 // column: threads that read a column each from global memory would fetch a sector for a few bytes of it. A block takes
 // the columns of some outer rows and copies some steps of them at a time to shared memory, in the order of memory,
 // while it scans those before; a thread scans a column serially there, in place, and the results go back in the order

@@ -1,8 +1,8 @@
-// Long scans along a strided time over few columns, of one gamma, by blocks that stay: each takes tiles, some steps of
-// all columns, in turn. A tile is one contiguous range of memory, whatever its alignment, and comes and goes by bulk
-// copies while others are scanned. Tiles' totals are left for the other blocks as decoupled look-back does (Merrill and
-// Garland, "Single-pass parallel prefix scan with decoupled look-back", NVIDIA NVR-2016-002), but a tile before they
-// are needed.
+// Long scans along a strided time over few columns, of a shared gamma, by blocks that stay: each takes tiles, some
+// steps of all columns, in turn. A tile is one contiguous range of memory, whatever its alignment, and comes and goes
+// by bulk copies while others are scanned. Tiles' totals are left for the other blocks as decoupled look-back does
+// (Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back", NVIDIA NVR-2016-002), but a tile
+// before they are needed.
 //
 // The blocks that share an outer row's columns take its tiles in turn, and all blocks run at once (the launch is
 // cooperative). A tile's total needs its own elements only. A block publishes it before it waits for what enters that

@@ -28,8 +28,8 @@ struct WarpColumns {
   static constexpr int kGatesAt = kCount * kRowBytes, kSavedAt = (kTensors - 1) * kCount * kRowBytes;
   static_assert(kChunks <= 32 && kCount % kEvery == 0);
   // Half precision is carried in float, for as many steps as that is good for (plan/aligned.h). Floats take a segment
-  // in float from a carry in double where one gamma serves all of it, and in double with a per-step gamma: conversions
-  // take four times as long as the rest, which gammas to be read leave time for.
+  // in float from a carry in double where a shared gamma serves all of it, and in double with a per-step gamma:
+  // conversions take four times as long as the rest, which gammas to be read leave time for.
   static constexpr bool kInDouble = kSize == 4 && kStep, kAnchored = kSize == 4 && !kStep,
                         kShort = std::is_same_v<T, __nv_bfloat16>;
   using Carry = std::conditional_t<kSize == 2, float, double>;

@@ -1,4 +1,4 @@
-// Small scans with one number gamma of at most 1 in size and no resets, whose time is latency: what counts is how few
+// Small scans with a number gamma of at most 1 in size and no resets, whose time is latency: what counts is how few
 // instructions a block runs once memory may be read. All is in float, with powers of gamma that come rounded from the
 // host, and addresses, weights and what they are made of are ready before the wait (ptx/latency.cuh). Warps leave their
 // totals in shared memory, and each folds those before it; what comes of the blocks before is in float_exchange.cuh.

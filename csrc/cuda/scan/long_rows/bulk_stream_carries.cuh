@@ -8,7 +8,7 @@
 
 namespace dcs {
 
-// Lane w: the fold of the totals of the warps up to w, and what one gamma is over them.
+// Lane w: the fold of the totals of the warps up to w, and what a shared gamma is over them.
 template <bool kStep, int kVec, typename Shape>
 struct WarpTotals {
   static constexpr int kWarps = Shape::kWarps;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void publish_totals(const StreamParams& params, BulkS
   }
 }
 
-// The total of the tiles before the one of this index, `window` of them, with one gamma; in all lanes.
+// The total of the tiles before the one of this index, `window` of them, with a shared gamma; in all lanes.
 // `far_power`: of gamma over 32 tiles; `lane_weight`: over `lane` of them.
 template <int kWindow>
 __device__ __forceinline__ double collect_totals(

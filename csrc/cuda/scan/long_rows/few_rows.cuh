@@ -1,4 +1,4 @@
-// A row or a few, too short to fill the GPU and too long for a block, with one number gamma: what counts is latency. A
+// A row or a few, too short to fill the GPU and too long for a block, with a number gamma: what counts is latency. A
 // row is shared out among clusters of blocks, a vector of 16 bytes a thread, and no cluster waits for another: its
 // blocks read all that lies before it again, a share each, and store one number in each other's shared memory: what the
 // carry of a block has from the sender's own vectors and from its share of the row before. 400 KB read again by seven

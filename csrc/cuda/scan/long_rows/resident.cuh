@@ -1,10 +1,10 @@
 // Rows of half precision that all blocks together hold on the chip: seven eighths in shared memory, the rest in
-// registers, one gamma for all rows. A row is cut into parts of one block, and a block takes one part in each of up to
-// four rounds. A round's totals are exchanged while the next rounds are on their way, so that nobody waits for a carry
-// as long as any other work is left; no part takes the shared memory of another, so that loads never wait for stores. A
-// block waits for blocks of lower index only, which have started before it: the launch needs no room for all of them. A
-// warp has its own segment of each part: `kVectors` vectors a lane in shared memory, side by side and odd in number so
-// that the lanes' reads meet in no bank, then one vector a lane in registers. Both are scanned twice, as in
+// registers, a shared gamma for all rows. A row is cut into parts of one block, and a block takes one part in each of
+// up to four rounds. A round's totals are exchanged while the next rounds are on their way, so that nobody waits for a
+// carry as long as any other work is left; no part takes the shared memory of another, so that loads never wait for
+// stores. A block waits for blocks of lower index only, which have started before it: the launch needs no room for all
+// of them. A warp has its own segment of each part: `kVectors` vectors a lane in shared memory, side by side and odd in
+// number so that the lanes' reads meet in no bank, then one vector a lane in registers. Both are scanned twice, as in
 // bulk_stream.cuh: for totals, and from the carry. Rounds stay in a loop and powers in tables, to keep the code short:
 // it comes from memory, too, behind the rows.
 #pragma once
@@ -38,7 +38,7 @@ struct ResidentShared {
   double powers[kTables][33];  // of gamma over 0 .. 32 lanes in shared memory, lanes in registers, warps, and parts
 };
 
-// All lanes' totals up to their own; powers[d] is what one gamma is over d of them.
+// All lanes' totals up to their own; powers[d] is what a shared gamma is over d of them.
 template <int kLanes>
 __device__ __forceinline__ double fold_lanes(double total, const double (&powers)[33], int lane) {
 #pragma unroll

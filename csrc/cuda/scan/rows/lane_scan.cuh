@@ -97,7 +97,7 @@ struct LaneScan {
     const int lane = at.lane;
     V total[kChunks];
     V across[kStep ? kChunks : 1];
-    double squared = 1.0, lane_power = 1.0;   // of one gamma
+    double squared = 1.0, lane_power = 1.0;   // of a shared gamma
     const auto power_to = [&](double base) {  // base^kVec
 #pragma unroll
       for (int e = 1; e < kVec; e *= 2) base = kWide ? power_mul(base, base) : base * base;

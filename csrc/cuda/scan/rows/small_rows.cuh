@@ -18,8 +18,8 @@
 
 namespace dcs {
 
-// A product of gates. Of one gamma, whose powers only shrink or only grow, it is not 0 where no gate is, so that an
-// infinity stays one behind it.
+// A product of gates. Of a shared gamma, whose powers only shrink or only grow, it is not 0 where no gate is, so that
+// an infinity stays one behind it.
 __device__ __forceinline__ double gates_product(double a, double b, bool of_steps) {
   return of_steps ? clamped_mul(a, b) : power_mul(a, b);
 }
@@ -37,7 +37,7 @@ struct SmallAsked {
 
 enum class SmallGradient { kNone, kSteps, kSums };  // of gamma
 
-// What a thread makes of its elements. `kGates`: one gamma a row or a step.
+// What a thread makes of its elements. `kGates`: a per-row or per-step gamma.
 template <typename T, bool kGates, SmallGradient kGradient>
 struct SmallScan {
   using Acc = LaneAcc<T>;

@@ -1,4 +1,4 @@
-// A few short rows with one number gamma, or one a step: a thread a row, and as few instructions as the recurrence
+// A few short rows with a number gamma, or one a step: a thread a row, and as few instructions as the recurrence
 // allows. What such a call costs is one launch and one trip to memory.
 #pragma once
 

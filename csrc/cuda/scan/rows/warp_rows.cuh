@@ -14,7 +14,7 @@ struct WarpRowsParams {
   float least;  // as of short rows, for powers over a warp's 32 vectors
 };
 
-// One number or one gamma a row.
+// A number or a per-row gamma.
 template <typename T, bool kBackward, bool kReverse, int kChunks, bool kRowPerWarp>
 __global__ void __launch_bounds__(
     kRowPerWarp ? kPackedThreads : 32 * kTileWarps, kRowPerWarp ? (kBackward ? 12 : 16) : (kBackward ? 3 : 5))

@@ -59,7 +59,7 @@ inline void check_discount(const char* op, const char* name, const Tensor& rate,
   }
   if (!broadcasts_to(have, rows))
     fail(op, ": ", name, " must broadcast to rewards' shape without dim ", dim, ", ", shape_text(rows),
-        ", to give one a row, got ", shape_text(have), "; one a step needs rewards' number of dimensions (", ndim, ")");
+        ", to be per row, got ", shape_text(have), "; per step it needs rewards' number of dimensions (", ndim, ")");
 }
 
 // Everything a call says; converted tensors are kept alive here.

@@ -145,9 +145,9 @@ class AlignedPlanner {
     return true;
   }
 
-  // Rows of one number gamma or a per-step gamma that fit a few clusters, a vector a thread. Not numbers above 1, whose
-  // powers could leave float where their sums cancel; nor a gamma a row, gammas that are shifted, and gradients, which
-  // stay with a cluster a row.
+  // Rows of a number gamma or a per-step gamma that fit a few clusters, a vector a thread. Not numbers above 1, whose
+  // powers could leave float where their sums cancel; nor a per-row gamma, gammas that are shifted, and gradients,
+  // which stay with a cluster a row.
   bool plan_few_rows(AlignedPlan& plan) const {
     const bool number = p_.gamma_kind == GammaKind::kNumber && std::abs(p_.gamma_value) <= 1.0;
     const bool steps = p_.gamma_kind == GammaKind::kStep && !p_.shifted;
@@ -232,7 +232,7 @@ class AlignedPlanner {
     return !threads_outrun_warps() && (plan_wide_columns(plan) || plan_block_columns(plan));
   }
 
-  // Few steps of one gamma a column, which threads take faster than warps and blocks (columns/serial_columns.cuh): of
+  // Few steps of a per-column gamma, which threads take faster than warps and blocks (columns/serial_columns.cuh): of
   // floats all, of half precision those that a thread holds (columns/few_steps.cuh), and those whose steps are neither
   // few bytes a multiprocessor nor many.
   bool threads_outrun_warps() const {

@@ -1,4 +1,4 @@
-// Into what chunks of time scans of one number gamma along a strided time are cut (columns/lookback_columns.cuh). Host
+// Into what chunks of time scans of a number gamma along a strided time are cut (columns/lookback_columns.cuh). Host
 // code without CUDA or torch types.
 #pragma once
 

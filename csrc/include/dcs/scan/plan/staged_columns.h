@@ -12,7 +12,7 @@
 
 namespace dcs {
 
-// Of one gamma or one a column: threads that read a column each would fetch a sector for a few bytes.
+// Of a shared gamma or one a column: threads that read a column each would fetch a sector for a few bytes.
 inline bool columns_are_staged(const ScanProblem& p) {
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   return !is_windowed(p) && is_floating(p.dtype) && p.gamma_kind != GammaKind::kStep && !p.backward &&

@@ -23,8 +23,8 @@ constexpr int64_t kWindowWorkspace = int64_t{256} << 20;
 // elements of a warp's segment.
 constexpr int kRowChunks = 4;
 inline int64_t warp_elements(int64_t bytes) { return 32 * (16 / bytes) * kRowChunks; }
-// With one gamma: of a multiprocessor's bytes and of the segments of a row that are its own, at least. Below them the
-// kernels of any shape take 0.66 to 1.0 of its time, above them 1.1 to 1.35 times as much.
+// With a shared gamma: of a multiprocessor's bytes and of the segments of a row that are its own, at least. Below them
+// the kernels of any shape take 0.66 to 1.0 of its time, above them 1.1 to 1.35 times as much.
 constexpr int64_t kFewTileBytes = 6 << 10, kTilePercent = 70;
 
 // The streaming kernel of devices with bulk copies (long_rows/bulk_stream.cuh), one block a multiprocessor.
@@ -63,7 +63,8 @@ constexpr int warp_column_stages(int tensors, int64_t bytes) {
 }
 constexpr int64_t kLongestFloatCarry = 4096;  // in half precision, carried in float
 
-// Steps of block columns at most; of floats with one gamma. Beyond them resident columns take 0.7 to 1.0 of their time.
+// Steps of block columns at most; of floats with a shared gamma. Beyond them resident columns take 0.7 to 1.0 of their
+// time.
 constexpr int64_t kLongestBlocks = 2048, kLongestFloatBlocks = 512;
 // Of block columns that are too few to give every multiprocessor a block: steps that a block takes at once, in any
 // case.
@@ -72,8 +73,8 @@ constexpr int64_t kLongestBlockPass = 512;
 // one: with 32, long columns take 1.1 to 1.3 times as long.
 constexpr int kSharedBlockWarps = 16;
 
-// Few steps of one gamma, which serial columns take in 0.72 to 0.98 of the time of warps and blocks: steps; of half
-// precision, the bytes of a step and multiprocessor from which and up to which they do.
+// Few steps of a shared gamma, which serial columns take in 0.72 to 0.98 of the time of warps and blocks: steps; of
+// half precision, the bytes of a step and multiprocessor from which and up to which they do.
 constexpr int64_t kFewWarpSteps = 32, kFewStepColumns = 256, kManyStepColumns = 1024;
 // Of floats, which they take in 0.70 to 0.94 of the time of blocks, of 48 to 59 steps in 1.05 to 1.23.
 constexpr int64_t kFewBlockSteps = 46;
