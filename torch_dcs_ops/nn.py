@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from .ops._common.validate import check_floating_dtype
 from .ops.linear_cross_entropy.arguments import check_argument_types, check_keyword_types
 from .ops.linear_cross_entropy.loss import check_keywords, linear_cross_entropy
 
@@ -162,6 +163,13 @@ class LinearCrossEntropyLoss(nn.Module, Generic[_Results]):
         flags = {"return_lse": return_lse, "return_predictions": return_predictions, "return_z_loss": return_z_loss}
         check_keyword_types(_OP, {"in_features": in_features, "num_classes": num_classes, "bias": bias, **flags})
         check_argument_types(_OP, {}, {"weight": weight})
+        for name, size, least in (("in_features", in_features, 0), ("num_classes", num_classes, 1)):
+            if size < least:
+                raise RuntimeError(f"{_OP}: {name} must be at least {least}, got {size}")
+        if dtype is not None:
+            if not isinstance(dtype, torch.dtype):
+                raise TypeError(f"{_OP}: dtype must be a torch.dtype or None, got {type(dtype).__name__}")
+            check_floating_dtype(_OP, "dtype", dtype)
         if weight is not None and weight.shape != (num_classes,):
             raise RuntimeError(
                 f"{_OP}: weight must have the shape ({num_classes},), one entry a class, got {tuple(weight.shape)}"

@@ -19,9 +19,9 @@ steps pass next_values.
   does not count. It is stepped over as if it were not in the sequence: what is carried, and the value of the next
   state, pass over it, and its reward, value, next value and flags are not read.
 
-* ``cu_seqlens`` (of these and :func:`vtrace`): offsets of packed sequences along `time_dim`, int32 or int64, from 0 to
-  its size, not decreasing, on rewards' device (on a GPU they are not checked). Every sequence ends as the data does:
-  nothing is carried to another one, and bootstrap_value has one value for each in the place of time.
+* ``cu_seqlens``: offsets of packed sequences along `time_dim`, int32 or int64, from 0 to its size, not decreasing, on
+  rewards' device (on a GPU they are not checked). Every sequence ends as the data does: nothing is carried to another
+  one, and bootstrap_value has one value for each in the place of time.
 
 Flags and the mask are bool, or numbers 0 and 1 of a floating-point dtype. ``gamma`` and ``lambda_`` are numbers or
 tensors: one of rewards' number of dimensions broadcasts against rewards (a discount for every step), one with fewer
@@ -215,6 +215,7 @@ def n_step_returns(
     truncated: Tensor | None = None,
     gamma: float | Tensor = 0.99,
     lambda_: float | Tensor = 1.0,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -243,6 +244,9 @@ def n_step_returns(
     check_n(op, n)
     values = None if next_values is not None else values
     operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
+        operands = (operands[0], None, *operands[2:])
     return fused_n_step_returns(op, operands, (gamma, lambda_), time_dim, n, check_discounts)
 
 

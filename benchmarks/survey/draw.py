@@ -206,7 +206,7 @@ def _product(random: Random, limits: Limits) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Callable[[Random, Limits], dict[str, Any]]] = {
-    "scan": _scan, "cumsum": _cumsum, "returns": _returns, "softmax": _softmax, "log_softmax": _softmax,
+    "scan": _scan, "cumsum": _cumsum, "returns": _returns, "softmax": _softmax,
     "linear_cross_entropy": _loss, **dict.fromkeys(PRODUCTS, _product),
 }  # fmt: skip
 FORWARD_ONLY = ("max_bmm", "sample_bmm")

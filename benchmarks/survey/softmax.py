@@ -1,4 +1,4 @@
-"""softmax and log_softmax beside torch's."""
+"""softmax beside torch's."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def public(name: str) -> Call:
     return function
 
 
-MODULES = {"cumsum": "scan", "log_softmax": "softmax"}
+MODULES = {"cumsum": "scan"}
 MODULES |= dict.fromkeys(("max_bmm", "sample_bmm"), "log_bmm")
 
 

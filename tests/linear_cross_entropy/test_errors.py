@@ -162,6 +162,10 @@ def test_nested_tensors() -> None:
     for op in (linear_cross_entropy, linear_log_probs):
         with pytest.raises(RuntimeError, match=f"^{op.__name__}: input must be a dense tensor, got a nested one$"):
             op(nested, W, Y)
+    with pytest.raises(
+        RuntimeError, match=r"linear_cross_entropy: logit_scale must be a dense tensor, got a nested one"
+    ):
+        linear_cross_entropy(X, W, Y, logit_scale=nested)
 
 
 def test_log_probs_have_no_filter() -> None:

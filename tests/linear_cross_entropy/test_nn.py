@@ -113,6 +113,8 @@ def test_sentences() -> None:
         ({"zero_if_empty": 3}, TypeError, "zero_if_empty must be a bool, got 3"),
         ({"bias": "no"}, TypeError, "bias must be a bool, got str"),
         ({"out_features": 3}, RuntimeError, "out_features must be (), got 3"),
+        ({"dtype": "float32"}, TypeError, "dtype must be a torch.dtype or None, got str"),
+        ({"dtype": torch.int32}, RuntimeError, "dtype must be float16, bfloat16, float32 or float64, got int32"),
     ],
     ids=str,
 )
@@ -121,6 +123,10 @@ def test_keywords_are_checked_at_once(keywords: Any, error: type[Exception], sen
         LinearCrossEntropyLoss(7, 13, **keywords)
     with pytest.raises(TypeError, match="LinearCrossEntropyLoss: in_features must be an integer, got float"):
         LinearCrossEntropyLoss(7.0, 13)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="LinearCrossEntropyLoss: in_features must be at least 0, got -1"):
+        LinearCrossEntropyLoss(-1, 13)
+    with pytest.raises(RuntimeError, match="LinearCrossEntropyLoss: num_classes must be at least 1, got 0"):
+        LinearCrossEntropyLoss(7, 0)
 
 
 def test_attributes_are_read_by_a_call() -> None:

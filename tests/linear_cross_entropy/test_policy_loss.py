@@ -344,6 +344,10 @@ def test_autocast(device: str) -> None:
         assert torch.equal(loss, wanted)
         results = [torch.autograd.grad(value, leaves, retain_graph=True) for value in (loss, wanted)]
         torch.testing.assert_close(*results, rtol=0, atol=0)
+        # Hidden states that an autocast layer has left in half precision, beside a float32 head.
+        with torch.autocast(device, dtype):
+            mixed = linear_policy_loss(half[0], leaves[1], problem.target, policy, problem.input[..., 0])
+        assert torch.equal(mixed, wanted)
 
 
 @pytest.mark.parametrize("count", [None, 2])

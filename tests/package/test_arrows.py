@@ -34,7 +34,7 @@ PYTHON = {
     "ops/softmax": (*_OP, "reference"),
     "ops": ("ops/scan", "ops/returns", "ops/linear_cross_entropy", "ops/log_bmm", "ops/softmax"),
     "returns": ("_registry", "ops/_common", "ops/returns", "reference/returns"),
-    "nn": ("ops/linear_cross_entropy",),
+    "nn": ("ops/_common", "ops/linear_cross_entropy"),
     "distributed/common": ("ops/_common",),
     "distributed/linear_cross_entropy": (
         *("_registry", "ops/_common", "ops/linear_cross_entropy", "reference", "distributed/common"),

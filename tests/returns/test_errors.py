@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -321,6 +322,23 @@ def test_unchecked_discounts() -> None:
     result = returns.discounted_returns(torch.ones(3), -2.0, check_discounts=False)
     assert result.tolist() == [3.0, -1.0, 1.0]
     assert returns.discounted_returns(torch.ones(3), torch.tensor(2.0)).tolist() == [7.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [0.0, "a", [1.0], np.ones(3)], ids=str)
+@pytest.mark.parametrize("name", ["td_lambda_returns", "vtrace", "n_step_returns", "gae", "upgo_returns"])
+def test_a_bootstrap_value_of_another_type(name: str, value: object) -> None:
+    operands = (X, X, X) if name == "vtrace" else (X, X)
+    keywords = {"n": 2} if name == "n_step_returns" else {}
+    sentence = f"{name}: bootstrap_value must be a tensor or None, got {type(value).__name__}"
+    with pytest.raises(TypeError, match=re.escape(sentence)):
+        getattr(returns, name)(*operands, bootstrap_value=value, terminated=None, **keywords)
+
+
+def test_a_dimension_of_time_that_is_no_integer() -> None:
+    arguments: dict[str, Any] = {"bootstrap_value": X[0], "terminated": None}
+    for name, keywords in (("gae", {}), ("n_step_returns", {"n": 2})):
+        with pytest.raises(TypeError, match=f"{name}: time_dim must be an integer, got float32"):
+            getattr(returns, name)(X, X, time_dim=np.float32(0.9), **arguments, **keywords)
 
 
 @pytest.mark.parametrize(

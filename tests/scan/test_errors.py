@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -302,6 +303,11 @@ def test_arguments_of_other_types(arguments: dict[str, Any], sentence: str, with
         ({"input": [1.0]}, "input must be a tensor, got list"),
         ({"dim": "time"}, "dim must be an integer, got str"),
         ({"dim": 2**63}, "dim must be in [-2, 1] for a 2-D input, got 9223372036854775808"),
+        ({"dim": np.float32(0.5)}, "dim must be an integer, got float32"),  # which a schema would round
+        ({"dim": True}, "dim must be an integer, got bool"),
+        ({"reverse": "no"}, "reverse must be a bool, got str"),
+        ({"reverse": 2.5}, "reverse must be a bool, got float"),
+        ({"reverse": None}, "reverse must be a bool, got NoneType"),
         ({"dtype": "float32"}, "dtype must be a torch.dtype or None, got str"),
         ({"dtype": torch.qint8}, "dtype must be floating-point, complex, integer or bool, got qint8"),
         ({"dtype": torch.bits8}, "dtype must be floating-point, complex, integer or bool, got bits8"),
@@ -312,6 +318,15 @@ def test_arguments_of_other_types(arguments: dict[str, Any], sentence: str, with
 def test_arguments_of_other_types_to_cumsum(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises((IndexError, TypeError, RuntimeError), match=re.escape(f"cumsum: {sentence}")):
         cumsum(**({"input": X} | arguments))
+
+
+def test_integers_and_flags_of_numpy() -> None:
+    assert torch.equal(cumsum(X, np.int64(0), reverse=np.bool_(True)), cumsum(X, 0, reverse=True))
+    assert torch.equal(discounted_cumsum(X, 0.9, dim=np.int32(0)), discounted_cumsum(X, 0.9, dim=0))
+    with pytest.raises(TypeError, match="discounted_cumsum: dim must be an integer, got float64"):
+        discounted_cumsum(X, 0.9, dim=np.float64(0.5))
+    with pytest.raises(TypeError, match='discounted_cumsum: direction must be "left" or "right", got ndarray'):
+        discounted_cumsum(X, 0.9, direction=np.ones(3))
 
 
 def test_nested_tensors() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -287,6 +288,7 @@ def test_layout_errors() -> None:
         ((None,), TypeError, "input must be a tensor, got NoneType"),
         ((torch.ones(2), None), TypeError, "dim must be an integer, got NoneType"),
         ((torch.ones(2), 1.0), TypeError, "dim must be an integer, got float"),
+        ((torch.ones(2), np.float32(0.5)), TypeError, "dim must be an integer, got float32"),
         (
             (torch.nested.nested_tensor([torch.ones(2)]),),
             RuntimeError,

@@ -32,6 +32,7 @@ from ._common.validate import (
     check_dim,
     check_floating,
     check_floating_dtype,
+    check_integer,
     check_layouts,
     dtype_name,
     fail,
@@ -82,6 +83,8 @@ def softmax(input: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -
     """
     try:
         output: Tensor
+        if type(dim) is not int and not is_compiling():
+            check_integer(_OP, "dim", dim)
         if dtype is None and not is_compiling() and not watched(input):
             # Past the kernel at the Autograd key, which is Python.
             if _is_grad_enabled() and input.requires_grad:
@@ -104,8 +107,7 @@ def _check_argument_types(input: object, dim: object, dtype: object) -> None:
     if not isinstance(input, Tensor):
         raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
     check_dense(_OP, input=input)
-    if not isinstance(dim, int | torch.SymInt):
-        raise TypeError(f"{_OP}: dim must be an integer, got {type(dim).__name__}")
+    check_integer(_OP, "dim", dim)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a torch.dtype or None, got {type(dtype).__name__}")
 

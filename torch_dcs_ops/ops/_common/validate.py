@@ -6,6 +6,7 @@ through torch.compile. Sizes may be symbolic: a size that is not known yet passe
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, NoReturn
 
 import torch
@@ -57,6 +58,24 @@ def check_dim(op: str, input: Tensor, dim: int) -> int:
     if not -bound <= dim < bound:
         raise IndexError(f"{op}: dim must be in [{-bound}, {bound - 1}] for a {input.dim()}-D input, got {dim}")
     return dim % bound
+
+
+def check_integer(op: str, name: str, value: object) -> None:
+    """NumPy's integers too; a schema takes its floats as well, and rounds them."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral | torch.SymInt):
+        raise TypeError(f"{op}: {name} must be an integer, got {type(value).__name__}")
+
+
+def is_flag(value: object) -> bool:
+    """NumPy's bools too, and 0 and 1 as a schema takes them; it takes the truth of anything."""
+    if isinstance(value, numbers.Integral):
+        return value in (0, 1)
+    return isinstance(value, torch.SymBool) or type(value).__name__ in ("bool", "bool_")  # of NumPy 2 and 1
+
+
+def check_flag(op: str, name: str, value: object) -> None:
+    if not is_flag(value):
+        raise TypeError(f"{op}: {name} must be a bool, got {type(value).__name__}")
 
 
 def check_layouts(op: str, **tensors: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common.validate import FLOATING, check_dense, check_device, dtype_name, fail
+from .._common.validate import FLOATING, check_dense, check_device, dtype_name, fail, is_flag
 from .validate import check_reduction
 
 # What a caller may scale the logits by.
@@ -17,7 +17,7 @@ Scale = float | Tensor
 
 _INTEGERS = (int, torch.SymInt, numbers.Integral)
 _NUMBERS = (*_INTEGERS, float, torch.SymFloat, numbers.Real)
-_FLAG = (object,)  # see _is_flag
+_FLAG = (object,)  # see is_flag
 _NONE = type(None)
 # What a keyword takes, in types and in words.
 _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -74,6 +74,7 @@ def _times(operand: Any, scale: Tensor) -> Any:
 def check_scale(op: str, logit_scale: Scale, name: str = "logit_scale") -> None:
     if not isinstance(logit_scale, Tensor):
         return
+    check_dense(op, **{name: logit_scale})
     if logit_scale.dtype not in FLOATING:
         fail(op, f"{name} must be a number or a floating-point tensor, got {dtype_name(logit_scale.dtype)}")
     if logit_scale.numel() != 1:
@@ -103,7 +104,7 @@ def check_argument_types(op: str, tensors: Mapping[str, object], keywords: dict[
 def check_keyword_types(op: str, keywords: dict[str, Any]) -> None:
     for name, value in keywords.items():
         types, words = _KINDS[name]
-        if not (_is_flag(value) if types is _FLAG else isinstance(value, types)):
+        if not (is_flag(value) if types is _FLAG else isinstance(value, types)):
             raise TypeError(f"{op}: {name} must be {words}, got {_shown(value, types)}")
 
 
@@ -112,13 +113,6 @@ def check_flags(op: str, **flags: object) -> None:
     for name, value in flags.items():
         if value is not True and value is not False:
             check_keyword_types(op, {name: value})
-
-
-def _is_flag(value: object) -> bool:
-    """NumPy's bools too, and 0 and 1 as a schema takes them."""
-    if isinstance(value, _INTEGERS):
-        return value in (0, 1)
-    return isinstance(value, torch.SymBool) or type(value).__name__ in ("bool", "bool_")
 
 
 def _shown(value: object, types: tuple[Any, ...]) -> str:

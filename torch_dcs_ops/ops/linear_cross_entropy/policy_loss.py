@@ -143,7 +143,7 @@ def linear_policy_loss(
     options = HeadOptions(softcap, logit_scale, normal_ignore_index(ignore_index), memory_budget, logits_dtype)
     if not torch.compiler.is_compiling():  # There it is linear_log_probs that checks.
         check_keyword_types(_OP, {"ignore_index": ignore_index, "memory_budget": memory_budget})
-        _check(input, linear_weight, linear_bias, target, options)
+        _check(*_autocast(input, linear_weight, linear_bias, target), options)
     of = row_loss(loss_fn, row_args, input)
     operands = (input, linear_weight, linear_bias, target)
     try:
@@ -181,7 +181,8 @@ def _autocast(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """As F.linear has them."""
-    if torch.is_autocast_enabled(input.device.type):
+    device = input.device.type if isinstance(input, Tensor) else None
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):  # no other device has it
         input, linear_weight, linear_bias = map(autocast.lowered, (input, linear_weight, linear_bias))
     return input, linear_weight, linear_bias, target
 

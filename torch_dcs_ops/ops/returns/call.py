@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from ... import _registry
 from ...reference.returns import NStepCall, TemporalDifferenceCall
 from .._common.autograd import PLAIN, watched
-from .._common.validate import FLOATING, check_dense, fail
+from .._common.validate import FLOATING, check_dense, check_integer, fail
 from ..scan.discounted_cumsum import as_number, number_as_tensor
 from .validate import check_return_types, check_returns
 
@@ -77,9 +77,9 @@ def promoted(
     return fitting, ratios, changed
 
 
-def _has_time_of_one(last: Tensor, rewards: Tensor, time_dim: Any) -> bool:
+def _has_time_of_one(last: object, rewards: Tensor, time_dim: Any) -> bool:
     ndim = rewards.dim()
-    if last.dim() != ndim or not isinstance(time_dim, int):
+    if not isinstance(last, Tensor) or last.dim() != ndim or not isinstance(time_dim, int):
         return False
     return -ndim <= time_dim < ndim and last.size(time_dim) == 1
 
@@ -100,6 +100,8 @@ def fused_returns(
     `rates` are gamma and lambda, `ratios` rhos, clip_rho, clip_c and clip_pg. Plain tuples, not a
     TemporalDifferenceCall: to make one takes 0.4 us, 4 % of an eager call.
     """
+    if type(time_dim) is not int:
+        check_integer(op, "time_dim", time_dim)
     gamma, gamma_value = discount(op, "gamma", rates[0], operands[0], check_discounts)
     trace, trace_value = discount(op, lambda_name, rates[1], operands[0], check_discounts)
     if is_compiling():
@@ -135,6 +137,8 @@ def fused_n_step_returns(
     check_discounts: bool,
 ) -> Tensor:
     """The same for returns over n steps."""
+    if type(time_dim) is not int:
+        check_integer(op, "time_dim", time_dim)
     gamma, gamma_value = discount(op, "gamma", rates[0], operands[0], check_discounts)
     trace, trace_value = discount(op, "lambda_", rates[1], operands[0], check_discounts)
     if is_compiling():

@@ -8,8 +8,10 @@ from torch import Tensor
 from ... import _registry
 from ...reference.returns import TemporalDifferenceCall
 from .._common.autocast import autocast_operands
-from .call import discount, promoted
+from .._common.validate import check_dense
+from .call import Operands, discount, promoted
 from .formulas import next_step, one_step_errors, retrace_as_lambda_returns
+from .packed import packed_operands
 from .validate import check_given, check_one_bootstrap, check_return_types, check_returns
 
 _scan = _registry.temporal_difference_scan
@@ -25,6 +27,7 @@ def retrace_returns(
     truncated: Tensor | None = None,
     gamma: float | Tensor = 0.99,
     lambda_: float | Tensor = 1.0,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -46,6 +49,7 @@ def retrace_returns(
     op = "retrace_returns"
     check_given(op, "next_values", next_values)
     check_given(op, "rhos", rhos)
+    check_dense(op, gamma=gamma, lambda_=lambda_)
     rate = discount(op, "gamma", gamma, rewards, check_discounts)
     trace = discount(op, "lambda_", lambda_, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, q_values=q_values, next_values=next_values, rhos=rhos,
@@ -53,7 +57,10 @@ def retrace_returns(
     rewards, q_values, next_values, terminated, truncated, rhos = autocast_operands(
         rewards, q_values, next_values, terminated, truncated, rhos
     )
-    operands, ratios, _ = promoted((rewards, q_values, next_values, None, terminated, truncated), rhos)
+    operands: Operands = (rewards, q_values, next_values, None, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim, "q_values")
+    operands, ratios, _ = promoted(operands, rhos)
     call = TemporalDifferenceCall(*operands, *rate, *trace, ratios, dim=time_dim, need_targets=True)
     call = call._replace(dim=check_returns(op, call, values_name="q_values"))
     targets: Tensor = _scan(*retrace_as_lambda_returns(call))[1]
@@ -69,6 +76,7 @@ def upgo_returns(
     terminated: Tensor | None,
     truncated: Tensor | None = None,
     gamma: float | Tensor = 0.99,
+    cu_seqlens: Tensor | None = None,
     time_dim: int = 0,
     check_discounts: bool = True,
 ) -> Tensor:
@@ -87,6 +95,7 @@ def upgo_returns(
     """
     op = "upgo_returns"
     check_one_bootstrap(op, next_values, bootstrap_value)
+    check_dense(op, gamma=gamma)
     rate = discount(op, "gamma", gamma, rewards, check_discounts)
     check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
                        terminated=terminated, truncated=truncated)  # fmt: skip
@@ -94,11 +103,14 @@ def upgo_returns(
     rewards, values, next_values, bootstrap_value, terminated, truncated = autocast_operands(
         rewards, values, next_values, bootstrap_value, terminated, truncated
     )
-    operands, _, _ = promoted((rewards, values, next_values, bootstrap_value, terminated, truncated), None, time_dim)
+    operands: Operands = (rewards, values, next_values, bootstrap_value, terminated, truncated)
+    if cu_seqlens is not None:
+        operands = packed_operands(op, operands, cu_seqlens, time_dim)
+    operands, _, _ = promoted(operands, None, time_dim)
     call = TemporalDifferenceCall(*operands, *rate, dim=time_dim, need_targets=True)
     call = call._replace(dim=check_returns(op, call))
     with torch.no_grad():
         links = next_step((one_step_errors(call) >= 0).to(call.rewards.dtype), call.dim)
-    values_read = None if next_values is not None else call.values
+    values_read = None if call.next_values is not None else call.values
     targets: Tensor = _scan(*call._replace(values=values_read, trace=links, trace_value=1.0))[1]
     return targets

@@ -13,17 +13,19 @@ from .formulas import as_bool, next_step
 from .validate import check_return_types, check_returns
 
 
-def packed_operands(op: str, operands: Operands, cu_seqlens: Any, time_dim: int) -> Operands:
+def packed_operands(
+    op: str, operands: Operands, cu_seqlens: Any, time_dim: int, values_name: str = "values"
+) -> Operands:
     """Operands of one call by next_values, in which every sequence's last step is truncated."""
     rewards, values, next_values, bootstrap_value, terminated, truncated = operands
-    check_return_types(op, rewards, time_dim, values=values, next_values=next_values, bootstrap_value=bootstrap_value,
-                       terminated=terminated, truncated=truncated)  # fmt: skip
+    check_return_types(op, rewards, time_dim, **{values_name: values}, next_values=next_values,
+                       bootstrap_value=bootstrap_value, terminated=terminated, truncated=truncated)  # fmt: skip
     operands, _, _ = promoted(autocast_operands(*operands))
     rewards, values, next_values, bootstrap_value, terminated, truncated = operands
     call = TemporalDifferenceCall(
         rewards, values, next_values, None, terminated, truncated, dim=time_dim, need_targets=True
     )
-    dim = check_returns(op, call)
+    dim = check_returns(op, call, values_name=values_name)
     check_cu_seqlens(op, cu_seqlens, "rewards", rewards, dim)
     cut_off = None if truncated is None else as_bool(truncated)
     lasts = first_steps(cu_seqlens, rewards, dim, True)

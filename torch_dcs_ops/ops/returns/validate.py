@@ -18,6 +18,7 @@ from .._common.validate import (
     check_dense,
     check_device,
     check_floating,
+    check_integer,
     check_layouts,
     dtype_name,
     fail,
@@ -76,8 +77,7 @@ def check_return_types(op: str, rewards: object, time_dim: object, **tensors: ob
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
     check_dense(op, rewards=rewards, **tensors)
-    if isinstance(time_dim, bool) or not isinstance(time_dim, int | torch.SymInt):
-        raise TypeError(f"{op}: time_dim must be an integer, got {type(time_dim).__name__}")
+    check_integer(op, "time_dim", time_dim)
 
 
 def check_mask(op: str, mask: Tensor, rewards: Tensor) -> None:

@@ -12,7 +12,7 @@ from ... import _registry
 from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below, watched
-from .._common.validate import dtype_name, fail
+from .._common.validate import check_flag, check_integer, dtype_name, fail
 from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan
 from .backends import BACKENDS, Backend
 from .validate import check_argument_types, check_scan
@@ -59,6 +59,10 @@ def cumsum(input: Tensor, dim: int = -1, *, reverse: bool = False, dtype: torch.
     if is_compiling():
         output = _op(input, dim, reverse=reverse, dtype=dtype)
         return output
+    if type(dim) is not int:
+        check_integer("cumsum", "dim", dim)
+    if reverse is not True and reverse is not False:
+        check_flag("cumsum", "reverse", reverse)
     try:
         if dtype is None and not watched(input) and _is_inexact(input.dtype):
             try:

@@ -17,6 +17,7 @@ from ... import _registry
 from ...reference.scan import ScanCall
 from .._common import autocast, flops
 from .._common.autograd import below, watched
+from .._common.validate import check_integer
 from .autograd import differentiable_scan, recorded_scan, tracked, unrecorded_scan
 from .backends import BACKENDS, Backend
 from .kernel_ops import scan_flops
@@ -100,6 +101,8 @@ def discounted_cumsum(
         return _packed(input, gamma, dim, direction, initial, reset, window, cu_seqlens)
     if is_compiling():
         return _traced(input, gamma, dim, direction, initial, reset, window)
+    if type(dim) is not int:
+        check_integer(_OP, "dim", dim)
     try:
         if type(gamma) is float:
             rates, number = None, gamma
@@ -109,7 +112,7 @@ def discounted_cumsum(
             rates, number = None, as_number(gamma, _OP)
         if watched(input) or input.dtype is _INT64:
             return _op(input, rates, number, dim, direction, initial, reset, window)
-        reverse = direction == "right" or check_direction(_OP, direction)
+        reverse = (type(direction) is str and direction == "right") or check_direction(_OP, direction)
         if _is_grad_enabled() and (
             input.requires_grad
             or (rates is not None and rates.requires_grad)

@@ -16,6 +16,7 @@ from .._common.validate import (
     check_device,
     check_device_type,
     check_dim,
+    check_integer,
     check_layouts,
     dtype_name,
     fail,
@@ -58,6 +59,8 @@ def check_scan(
 
 def check_direction(op: str, direction: str) -> bool:
     """Returns whether the scan runs from the last step to the first."""
+    if not isinstance(direction, str):
+        raise TypeError(f'{op}: direction must be "left" or "right", got {type(direction).__name__}')
     if direction not in ("left", "right"):
         fail(op, f'direction must be "left" or "right", got "{direction}"')
     return direction == "right"
@@ -73,8 +76,7 @@ def check_argument_types(
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{op}: {name} must be a tensor or None, got {type(value).__name__}")
     check_dense(op, input=input, gamma=gamma, initial=initial, reset=reset)
-    if not isinstance(dim, (int, torch.SymInt)):
-        raise TypeError(f"{op}: dim must be an integer, got {type(dim).__name__}")
+    check_integer(op, "dim", dim)
     if isinstance(dim, int):
         check_dim(op, input, dim)
     if window is not None and not isinstance(window, (int, torch.SymInt)):

@@ -54,11 +54,11 @@ inline bool powers_fold(const ScanProblem& problem) {
 }
 
 // Whether small problems are scanned in float (lines/float_lines.cuh): not by a number above 1, whose powers could
-// leave float where sums cancel, nor by one that float has not.
+// leave float where sums cancel, nor by one so small that float has not what is left of its digits (`split_gamma`).
 inline bool scans_in_float(const ScanProblem& p) {
   const double size = std::abs(p.gamma_value);
   return bytes_of(p.dtype) <= 4 && p.gamma_kind == GammaKind::kNumber && size <= 1.0 &&
-      (size == 0.0 || size >= 0x1p-126) && !p.reset && !p.backward;
+      (size == 0.0 || size >= 0x1p-89) && !p.reset && !p.backward;
 }
 
 // A window that does not reach beyond a row's first step, or its initial value, is none.
