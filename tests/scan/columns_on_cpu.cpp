@@ -27,6 +27,7 @@ class Operand {
   T& at(int64_t o, int64_t t, int64_t i) const {
     return data[o * strides.outer + t * strides.time + i * strides.inner];
   }
+  Bytes bytes() const { return {data, extent_ * kBytes}; }
   void forget(const Case& c) {
     for (int64_t o = 0; o < c.outer; ++o)
       for (int64_t t = 0; t < c.length; ++t)
@@ -236,12 +237,17 @@ class Trial {
     if constexpr (sizeof(T) <= 4) {
       LookbackParams params = lookback_params(p, *lookback, sizeof(T));
       const auto kernel = lookback_columns_kernel_of<T>(*lookback);
-      return replay(lookback->workspace_bytes, [&](Word* words, const CallTag& tag, unsigned seed) {
+      // A word of two columns may have one half beside the tensor, where it must not be read whole.
+      tensors = {x.bytes()};
+      words_are_of_tensors = true;
+      const bool is_done = replay(lookback->workspace_bytes, [&](Word* words, const CallTag& tag, unsigned seed) {
         params.words = words, params.tag = tag;
         return emulation::launch(
             lookback->blocks, 32 * lookback->warps, 0, lookback->blocks > 1, seed, [&] { kernel(params); },
             lookback->cluster);
       });
+      words_are_of_tensors = false;
+      return is_done;
     }
     return false;
   }
