@@ -18,7 +18,7 @@ PYTHON = ("torch_dcs_ops", "triton_kernels", "tests", "benchmarks", "examples")
 CSRC = ("*.h", "*.cpp", "*.cuh", "*.cu", "*.in")
 
 LONG_FILES: tuple[str, ...] = ()
-# Kernels of scans that came before flat rows, long rows and serial columns. In phases four have other machine code:
+# Kernels of scans whose speed hangs on the order of their instructions. In phases four have other machine code:
 # split columns (half precision: up to 12 registers more, 1.5 % more instructions), warp rows (by up to 4 %), block
 # columns (1 % more to 4 % less) and resident rows (in another order).
 LONG_FUNCTIONS = {

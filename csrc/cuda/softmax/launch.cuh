@@ -12,7 +12,7 @@
 // | longer rows, and a few that leave clusters idle, as     |                                                    |
 // |   slabs of one column:                                  |                                                    |
 // |   that the multiprocessors together have room for       | resident.cuh: in shared memory                     |
-// |   longer ones, in groups that leave few blocks idle     | streamed.cuh: held in part, the rest read twice    |
+// |   longer ones, in groups that leave few blocks idle     | streamed.cuh: resident in part, others read twice  |
 // |   others                                                | chunks.cuh: read twice                             |
 // | inner of whole vectors, 128 bytes and more, of up to 8  | thread_columns.cuh: a thread takes all steps of a  |
 // |   steps, or 16 of doubles and, forward, of floats       |   vector                                           |
@@ -25,12 +25,12 @@
 // | inner below 128 bytes; or below 512 if no whole vectors |                                                    |
 // |   and many slabs; or, if no whole vectors or of up to   |                                                    |
 // |   1 KB, what no cluster has room for as columns:        | slabs.cuh, tiles of whole slabs:                   |
-// |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
+// |   that a block, or a cluster, has room for              |   cluster_tiles.cuh: in shared memory              |
 // |   that the multiprocessors together have room for       |   resident.cuh: in shared memory                   |
 // |   larger ones, as longer rows                           |   streamed.cuh, chunks.cuh                         |
 // | larger inner:                                           |                                                    |
 // |                                                         | columns.cuh, tiles of 64 to 512 bytes of a step:   |
-// |   that a block, or a cluster, has room for              |   held.cuh: in shared memory                       |
+// |   that a block, or a cluster, has room for              |   cluster_tiles.cuh: in shared memory              |
 // |   of views, that groups of blocks have room for, six at |   resident.cuh: in shared memory                   |
 // |   once, or as many as there are windows                 |                                                    |
 // |   more steps, of up to 4096 columns, as longer rows     |   streamed.cuh, by strips of one or more steps     |
@@ -42,7 +42,7 @@
 // small_columns.cuh where it has few elements in slabs of more than 2 KB, by thread_columns.cuh where columns have as
 // few steps as above and a run has 128 bytes or more of a step, in whole vectors or in slabs of more than 2 KB; forward
 // also by rows.cuh and block_rows.cuh, by packed_lines.cuh where runs have whole slabs, or whole rows of less than 128
-// bytes that are no whole vectors, and the gaps between them are no longer, and by held and resident windows of
+// bytes that are no whole vectors, and the gaps between them are no longer, and by windows, in clusters or groups, of
 // columns of 128 bytes and more, by streamed.cuh where a run has whole slabs, and by chunks of large slabs where a run
 // is a step. For the others it is copied into the output first.
 #pragma once
@@ -124,8 +124,8 @@ class SoftmaxLaunch : TileLaunch<T> {
   static constexpr int64_t kShortRowBytes = 256, kMostShortRowBytes = 640, kManyShortRowBytes = 64 << 10;
   static constexpr int64_t kPackedSlabBytes = 2048, kPackedRowBytes = 64, kPackedViewBytes = 128, kNarrowBytes = 128;
   // Blocks of a multiprocessor up to which launches of rows in blocks begin as the one before ends: more than others'
-  // (kEarlyShare), as they are short.
-  static constexpr int64_t kEarlyRowBlocks = 2;
+  // (kDependentShare), as they are short.
+  static constexpr int64_t kDependentRowBlocks = 2;
   // Vectors of a row to a block of a cluster of 16 that has its multiprocessor alone, at most: an exchange between all
   // blocks of the device takes longer than what more multiprocessors gain.
   static constexpr int64_t kAloneShare = kHalf ? 4096 : 4608;
@@ -334,7 +334,7 @@ class SoftmaxLaunch : TileLaunch<T> {
     const int64_t shared = p_.backward ? warps * 32 * kVectors * 16 : 0;
     const int64_t grid = rows_.rows * cluster;
     return launch_clusters(
-        grid <= kEarlyRowBlocks * device_.multiprocessors, kernel, rows_, grid, warps * 32, shared, cluster);
+        grid <= kDependentRowBlocks * device_.multiprocessors, kernel, rows_, grid, warps * 32, shared, cluster);
   }
 
   // Whether rows are so many that their last clusters run nearly alone, after all others, and few enough for a second

@@ -26,7 +26,7 @@ class SoftmaxLaunchBase {
   static constexpr bool kHalf = sizeof(T) == 2;
   // Launches begin as the one before ends where both together have a multiprocessor for each of their blocks: else some
   // have more blocks than others, and the last ones end late.
-  static constexpr int64_t kEarlyShare = 2;
+  static constexpr int64_t kDependentShare = 2;
 
   static bool whole(int64_t elements) { return elements % kVec == 0; }
   int64_t slab() const { return p_.length * p_.inner; }
@@ -65,7 +65,7 @@ class SoftmaxLaunchBase {
   // Kernels wait themselves for the launch before them, so that those of few blocks begin as it ends.
   template <typename Kernel, typename Params>
   cudaError_t launch(Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared = 0) const {
-    return launch_at(begins_early(grid), kernel, params, grid, threads, shared);
+    return launch_at(is_dependent(grid), kernel, params, grid, threads, shared);
   }
   // After another kernel of this call.
   template <typename Kernel, typename Params>
@@ -75,15 +75,15 @@ class SoftmaxLaunchBase {
   // In clusters. Nothing where these have more than 8 blocks and the device's groups of multiprocessors have no room
   // for so many of them at once: it may be a green context, or an instance of a part of a GPU.
   template <typename Kernel, typename Params>
-  std::optional<cudaError_t> launch_clusters(bool early, Kernel kernel, const Params& params, int64_t grid,
+  std::optional<cudaError_t> launch_clusters(bool dependent, Kernel kernel, const Params& params, int64_t grid,
       int64_t threads, int64_t shared, int cluster, int64_t at_once = 1) const {
     if (cluster > 8 && !is_possible(kernel, threads, shared, cluster, at_once)) return std::nullopt;
-    const cudaError_t error = launch_at(early, kernel, params, grid, threads, shared, cluster);
+    const cudaError_t error = launch_at(dependent, kernel, params, grid, threads, shared, cluster);
     if (error == cudaSuccess || cluster <= 8) return error;
     cudaGetLastError();
     return std::nullopt;
   }
-  bool begins_early(int64_t grid) const { return grid <= device_.multiprocessors / kEarlyShare; }
+  bool is_dependent(int64_t grid) const { return grid <= device_.multiprocessors / kDependentShare; }
   // All blocks at once, or none.
   template <typename Kernel, typename Params>
   cudaError_t launch_together(
@@ -99,12 +99,12 @@ class SoftmaxLaunchBase {
   }
 
   template <typename Kernel, typename Params>
-  cudaError_t launch_at(bool early, Kernel kernel, const Params& params, int64_t grid, int64_t threads, int64_t shared,
-      int cluster = 1) const {
+  cudaError_t launch_at(bool dependent, Kernel kernel, const Params& params, int64_t grid, int64_t threads,
+      int64_t shared, int cluster = 1) const {
     const struct {
       bool dependent;
       int cluster;
-    } plan{early && device_.cluster > 1, cluster};
+    } plan{dependent && device_.cluster > 1, cluster};
     cudaLaunchAttribute attributes[2];
     const int count = find_attributes(kernel, plan, attributes);
     return launch_with(attributes, count, kernel, params, grid, threads, shared);

@@ -1,12 +1,12 @@
-// Softmax of tiles that no cluster holds, but the multiprocessors together: as held.cuh, by groups of blocks that run
-// at the same time and tell each other their parts in global memory. A group takes one tile after the other.
+// Softmax of tiles that no cluster holds, but the multiprocessors together: as cluster_tiles.cuh, by groups of blocks
+// that run at the same time and tell each other their parts in global memory. A group takes one tile after the other.
 //
 // Forward progress: a block waits for the others of its group alone, and the launch, a cooperative one, runs all blocks
 // at once or fails.
 #pragma once
 
 #include "common/call_tag.h"
-#include "softmax/held.cuh"
+#include "softmax/cluster_tiles.cuh"
 
 namespace dcs {
 

@@ -15,9 +15,9 @@ class SlabLaunch : protected ThreadLaunch<T> {
  protected:
   using Base = ThreadLaunch<T>;
   using Base::Base;
-  using Base::begins_early;
   using Base::device_;
   using Base::elements;
+  using Base::is_dependent;
   using Base::is_view;
   using Base::kSize;
   using Base::kVec;
@@ -66,7 +66,7 @@ class SlabLaunch : protected ThreadLaunch<T> {
     return tiles;
   }
   // Shared memory of a block that holds so many vectors and joins so many parts.
-  int64_t held_bytes(int64_t vectors, int64_t parts) const {
+  int64_t resident_bytes(int64_t vectors, int64_t parts) const {
     return vectors * (p_.backward ? 32 : 16) + parts * static_cast<int64_t>(sizeof(Part<Acc>));
   }
   // Forward, as backward has no powers to make.
@@ -74,13 +74,13 @@ class SlabLaunch : protected ThreadLaunch<T> {
     return !p_.backward && !is_view() && 2 * blocks < device_.multiprocessors && vectors * 16 > kFewBlocksBytes;
   }
   template <typename Kernel>
-  std::optional<cudaError_t> launch_held(
+  std::optional<cudaError_t> launch_cluster_tiles(
       Kernel kernel, const SoftmaxTiles<T>& params, int64_t tiles, int64_t threads, int64_t shared, int cluster) const {
-    return launch_clusters(begins_early(tiles * cluster), kernel, params, tiles * cluster, threads, shared, cluster);
+    return launch_clusters(is_dependent(tiles * cluster), kernel, params, tiles * cluster, threads, shared, cluster);
   }
   template <template <typename> class Lines>
-  auto held_kernel() const {
-    return p_.backward ? softmax_held_kernel<T, true, Lines> : softmax_held_kernel<T, false, Lines>;
+  auto cluster_tiles_kernel() const {
+    return p_.backward ? softmax_cluster_tiles_kernel<T, true, Lines> : softmax_cluster_tiles_kernel<T, false, Lines>;
   }
   // The parts of the chunks of `tiles` tiles, of so many columns each, and those of whole tiles where the former are
   // many, or `joins`; `shared`: parts that a block's join takes.
@@ -126,12 +126,13 @@ class SlabLaunch : protected ThreadLaunch<T> {
       params.width = static_cast<int>(width);
       params.each = static_cast<int>(ceil_div(share, width));
       params.chunk = width * params.each, params.chunks = cluster;
-      const int64_t shared = held_bytes(
-          params.each * threads, slab_parts<T>(p_.inner, width, threads) + held_exchange_parts(p_.inner, cluster));
+      const int64_t shared = resident_bytes(
+          params.each * threads, slab_parts<T>(p_.inner, width, threads) + cluster_exchange_parts(p_.inner, cluster));
       // A few clusters take longer than two launches.
       if (shared <= shared_of(3) && (cluster == 1 || p_.outer * cluster >= 16) &&
           !leaves_idle(p_.outer * cluster, share)) {
-        const auto error = launch_held(held_kernel<Slab>(), params, p_.outer, threads, shared, cluster);
+        const auto error =
+            launch_cluster_tiles(cluster_tiles_kernel<Slab>(), params, p_.outer, threads, shared, cluster);
         if (error) return *error;
       }
     }
@@ -180,7 +181,7 @@ class SlabLaunch : protected ThreadLaunch<T> {
                       group_exchange_parts(columns, at_once), group_exchange_parts(columns, resident_blocks())),
                   beside = (slab_parts<T>(columns, width, kTileThreads) + columns + exchange) *
         static_cast<int64_t>(sizeof(Part<Acc>));
-    const int64_t most_each = (shared_of(3) - beside) / (held_bytes(1, 0) * kTileThreads);
+    const int64_t most_each = (shared_of(3) - beside) / (resident_bytes(1, 0) * kTileThreads);
     if (most_each < 1) return run_twice();
     const int64_t least = ceil_div(vectors, most_each * width);
     // Of a slab: one for each multiprocessor if a thread has two vectors, two if it has four.
@@ -196,7 +197,7 @@ class SlabLaunch : protected ThreadLaunch<T> {
     params.chunk = width * params.each;
     params.chunks = ceil_div(vectors, params.chunk);
     params.tiles = p_.outer;
-    const int64_t shared = held_bytes(params.each * kTileThreads, 0) + beside;
+    const int64_t shared = resident_bytes(params.each * kTileThreads, 0) + beside;
     const auto kernel = p_.backward ? softmax_resident_kernel<T, true, Slab> : softmax_resident_kernel<T, false, Slab>;
     const auto error = launch_groups(kernel, params, groups->groups, columns, kTileThreads, shared);
     return error ? *error : run_twice();
@@ -268,11 +269,11 @@ class SlabLaunch : protected ThreadLaunch<T> {
     if (params.chunk * kVec > kMostChunk) return std::nullopt;
     const int64_t beside =
         slab_parts<T>(columns, by.width, by.threads) + columns + group_exchange_parts(columns, params.chunks);
-    const int64_t room = shared_of(static_cast<int>(by.blocks)) - held_bytes(0, beside);
+    const int64_t room = shared_of(static_cast<int>(by.blocks)) - resident_bytes(0, beside);
     if (room < 0) return std::nullopt;
-    params.each = static_cast<int>(std::min(each, room / (held_bytes(1, 0) * by.threads)));
+    params.each = static_cast<int>(std::min(each, room / (resident_bytes(1, 0) * by.threads)));
     return launch_groups(softmax_streamed_kernel<T, kBackward, Lines>, params, groups, columns, by.threads,
-        held_bytes(params.each * by.threads, beside));
+        resident_bytes(params.each * by.threads, beside));
   }
   std::optional<cudaError_t> run_streamed() {
     return p_.backward ? run_streamed<Strip, true>() : run_streamed<Strip, false>();

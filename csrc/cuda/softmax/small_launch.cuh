@@ -14,9 +14,9 @@ class SmallLaunch : protected SoftmaxLaunchBase<T> {
  protected:
   using Base = SoftmaxLaunchBase<T>;
   using Base::Base;
-  using Base::begins_early;
   using Base::device_;
   using Base::elements;
+  using Base::is_dependent;
   using Base::is_view;
   using Base::kSize;
   using Base::launch_clusters;
@@ -150,7 +150,7 @@ class SmallLaunch : protected SoftmaxLaunchBase<T> {
     params.is_view = is_view();
     if (is_view()) params.by_run = Divisor(static_cast<uint32_t>(p_.run)), params.gap = static_cast<int>(p_.gap);
     const auto kernel = p_.backward ? softmax_small_columns_kernel<T, true> : softmax_small_columns_kernel<T, false>;
-    return launch_clusters(begins_early(grid), kernel, params, grid, 32 * plan.warps, 0, static_cast<int>(plan.blocks));
+    return launch_clusters(is_dependent(grid), kernel, params, grid, 32 * plan.warps, 0, static_cast<int>(plan.blocks));
   }
 };
 

@@ -27,15 +27,15 @@ __global__ void __launch_bounds__(kStreamedThreads)
     const Lines<T> lines(params, tile, rank);
     const int streamed = max(0, lines.count - params.each);
     const Lines<T> head = lines.head(streamed), tail = lines.tail(streamed);
-    const Vectors held(params, tail, softmax_shared);
-    held.load();
+    const Vectors resident(params, tail, softmax_shared);
+    resident.load();
     if (tile == group && threadIdx.x == 0) tag = tag_of_launch(params.tag);
     Part<Acc> parts[Vectors::kVec];
     add_lines<kBackward, kStreamedVectors>(params, head, parts);
-    held.add(parts);
+    resident.add(parts);
     exchange_parts<kBackward>(params, lines, tile, rank, tag, parts, Vectors::parts_after(params, softmax_shared));
     finish_lines<kBackward, kStreamedVectors>(params, head, parts);
-    held.store(parts);
+    resident.store(parts);
   }
 }
 

@@ -3,7 +3,7 @@
 // whole vectors, and some KB side by side, of columns that are no whole vectors, too.
 #pragma once
 
-#include "softmax/held.cuh"
+#include "softmax/cluster_tiles.cuh"
 
 namespace dcs {
 

@@ -13,17 +13,17 @@ class TileLaunch : protected SlabLaunch<T> {
   using Base::device_;
   using Base::elements;
   using Base::groups_of;
-  using Base::held_bytes;
   using Base::is_view;
   using Base::kHalf;
   using Base::kSize;
   using Base::kSlabStepBytes;
   using Base::kVec;
+  using Base::launch_cluster_tiles;
   using Base::launch_groups;
-  using Base::launch_held;
   using Base::leaves_idle;
   using Base::p_;
   using Base::resident_blocks;
+  using Base::resident_bytes;
   using Base::run_slabs;
   using Base::run_streamed;
   using Base::shared_of;
@@ -50,7 +50,7 @@ class TileLaunch : protected SlabLaunch<T> {
                   beside = column_parts<T>(across, kTileThreads) + across * (kVec + 1);
     // The exchange's parts are a guess until the blocks are known.
     const int64_t most_each =
-        (room - held_bytes(0, beside + columns + resident_blocks())) / (held_bytes(1, 0) * kTileThreads);
+        (room - resident_bytes(0, beside + columns + resident_blocks())) / (resident_bytes(1, 0) * kTileThreads);
     if (most_each < 1) return std::nullopt;
     const int64_t least = ceil_div(p_.length, most_each * down);
     const auto groups = groups_of(params.tiles, least, resident_blocks(),
@@ -62,7 +62,7 @@ class TileLaunch : protected SlabLaunch<T> {
     params.chunk = down * params.each;
     params.chunks = ceil_div(p_.length, params.chunk);
     const int64_t shared =
-        held_bytes(params.each * kTileThreads, beside + group_exchange_parts(columns, params.chunks));
+        resident_bytes(params.each * kTileThreads, beside + group_exchange_parts(columns, params.chunks));
     if (shared > room) return std::nullopt;
     return launch_groups(
         softmax_resident_kernel<T, false, ViewWindow>, params, groups->groups, columns, kTileThreads, shared);
@@ -78,8 +78,8 @@ class TileLaunch : protected SlabLaunch<T> {
     return p_.outer * params.windows;
   }
 
-  // Windows of `across` vectors, held by clusters of so many blocks, if these have `room` bytes each.
-  std::optional<cudaError_t> run_held(int64_t across, int cluster, int64_t room) const {
+  // Windows of `across` vectors, resident in clusters of so many blocks, if these have `room` bytes each.
+  std::optional<cudaError_t> run_cluster_tiles(int64_t across, int cluster, int64_t room) const {
     SoftmaxTiles<T> params = tiles();
     const int64_t count = set_across(params, across);
     const int64_t vectors = p_.outer * p_.length * ceil_div(p_.inner, kVec), share = ceil_div(p_.length, cluster);
@@ -93,15 +93,17 @@ class TileLaunch : protected SlabLaunch<T> {
     params.by_down = Divisor(static_cast<uint32_t>(down));
     params.chunk = round_up(share, down), params.chunks = cluster;
     params.each = static_cast<int>(params.chunk / down);
-    const int64_t shared = held_bytes(
-        params.each * threads, column_parts<T>(across, threads) + held_exchange_parts(across * kVec, cluster));
+    const int64_t shared = resident_bytes(
+        params.each * threads, column_parts<T>(across, threads) + cluster_exchange_parts(across * kVec, cluster));
     if (threads > kTileThreads || shared > room) return std::nullopt;
     // Those of no whole vectors are faster as slabs, which more blocks hold.
     if (!whole(p_.inner) && slab_unit() <= kTileThreads && leaves_idle(count * cluster, params.each * threads))
       return std::nullopt;
     if (is_view())
-      return launch_held(softmax_held_kernel<T, false, ViewWindow>, params, count, threads, shared, cluster);
-    return launch_held(this->template held_kernel<ColumnWindow>(), params, count, threads, shared, cluster);
+      return launch_cluster_tiles(
+          softmax_cluster_tiles_kernel<T, false, ViewWindow>, params, count, threads, shared, cluster);
+    return launch_cluster_tiles(
+        this->template cluster_tiles_kernel<ColumnWindow>(), params, count, threads, shared, cluster);
   }
 
   // Windows that a block or a cluster has room for.
@@ -122,17 +124,17 @@ class TileLaunch : protected SlabLaunch<T> {
     // Wider ones for short columns.
     for (int64_t wide = 32; least == 1 && wide > across; wide /= 2)
       if (wide * line <= kWideBytes && vectors >= wide * device_.multiprocessors)
-        if (const auto error = run_held(wide, 1, shared_of(3))) return error;
+        if (const auto error = run_cluster_tiles(wide, 1, shared_of(3))) return error;
     for (int64_t narrow = across; narrow >= narrowest; narrow /= 2) {
       for (int cluster = least; cluster <= most; cluster *= 2)
-        if (const auto error = run_held(narrow, cluster, shared_of(3))) return error;
-      if (const auto error = run_held(narrow, most, shared_of(2))) return error;
+        if (const auto error = run_cluster_tiles(narrow, cluster, shared_of(3))) return error;
+      if (const auto error = run_cluster_tiles(narrow, most, shared_of(2))) return error;
       // Half precision has too much to compute for a block alone on its multiprocessor.
       if (!kHalf && !whole(p_.inner) && large)
-        if (const auto error = run_held(narrow, most, shared_of(1))) return error;
+        if (const auto error = run_cluster_tiles(narrow, most, shared_of(1))) return error;
     }
     for (int64_t narrow = across; narrow >= narrowest; narrow /= 2)
-      if (const auto error = run_held(narrow, device_.cluster, shared_of(3))) return error;
+      if (const auto error = run_cluster_tiles(narrow, device_.cluster, shared_of(3))) return error;
     return std::nullopt;
   }
 

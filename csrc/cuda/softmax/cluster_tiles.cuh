@@ -12,7 +12,7 @@
 namespace dcs {
 
 // The parts of a tile's columns, joined over the `blocks` blocks of a cluster, which have met in `meet_cluster`; in
-// shared memory at `exchange`, which has held_exchange_parts.
+// shared memory at `exchange`, which has cluster_exchange_parts.
 template <bool kBackward, typename Acc, typename Lines>
 __device__ __forceinline__ const Part<Acc>* join_cluster(
     const Lines& lines, const Part<Acc>* of_block, int blocks, Part<Acc>* exchange, uint64_t& arrivals) {
@@ -31,7 +31,9 @@ __device__ __forceinline__ const Part<Acc>* join_cluster(
   __syncthreads();
   return joined;
 }
-inline int64_t held_exchange_parts(int64_t columns, int64_t blocks) { return blocks > 1 ? (blocks + 2) * columns : 0; }
+inline int64_t cluster_exchange_parts(int64_t columns, int64_t blocks) {
+  return blocks > 1 ? (blocks + 2) * columns : 0;
+}
 
 // Until at most `pending` of the thread's groups are on their way.
 __device__ __forceinline__ void wait_for_copies(int pending) {
@@ -66,7 +68,7 @@ __device__ __forceinline__ void load_view_vectors(
   }
 }
 
-// A thread's vectors of a tile, in shared memory from `held` on; backward those of the output from `saved` on.
+// A thread's vectors of a tile, in shared memory from `resident` on; backward those of the output from `saved` on.
 template <typename T, bool kBackward, typename Lines>
 struct HeldVectors {
   using Acc = typename Types<T>::Acc;
@@ -74,14 +76,14 @@ struct HeldVectors {
   using Vec = Vector<T, kVec>;
   const SoftmaxTiles<T>& params;
   const Lines& lines;
-  Vec* held;
+  Vec* resident;
   Vec* saved;
   int threads;
 
   __device__ __forceinline__ HeldVectors(const SoftmaxTiles<T>& of, const Lines& by, unsigned char* shared)
       : params(of), lines(by), threads(blockDim.x) {
-    held = reinterpret_cast<Vec*>(shared) + threadIdx.x;
-    saved = held + params.each * threads;
+    resident = reinterpret_cast<Vec*>(shared) + threadIdx.x;
+    saved = resident + params.each * threads;
   }
   // The shared memory after them.
   __device__ __forceinline__ static Part<Acc>* parts_after(const SoftmaxTiles<T>& params, unsigned char* shared) {
@@ -95,7 +97,7 @@ struct HeldVectors {
       load_view();
     } else if (lines.is_inside) {
       for (int k = 0; k < lines.count; ++k) {
-        copy_async(held + k * threads, params.input + lines.place(k));
+        copy_async(resident + k * threads, params.input + lines.place(k));
         if constexpr (kBackward) copy_async(saved + k * threads, params.saved + lines.place(k));
         if (k % kGroup == kGroup - 1) commit_copies();
       }
@@ -103,7 +105,7 @@ struct HeldVectors {
       for (int k = 0; k < lines.count; ++k) {
         const int64_t left = min(lines.left - k * lines.apart, static_cast<int64_t>(kVec));
         const int bytes = static_cast<int>(left) * static_cast<int>(sizeof(T));
-        copy_existing<16, sizeof(T)>(held + k * threads, params.input + lines.place(k), bytes);
+        copy_existing<16, sizeof(T)>(resident + k * threads, params.input + lines.place(k), bytes);
         if constexpr (kBackward)
           copy_existing<16, sizeof(T)>(saved + k * threads, params.saved + lines.place(k), bytes);
         if (k % kGroup == kGroup - 1) commit_copies();
@@ -131,7 +133,7 @@ struct HeldVectors {
 #pragma unroll 4
     for (int k = 0; k < lines.count; ++k)
       store_finished<kBackward, Lines::kReadTwice>(
-          lines, params.output, k, held[k * threads], kBackward ? saved[k * threads] : Vec{}, parts);
+          lines, params.output, k, resident[k * threads], kBackward ? saved[k * threads] : Vec{}, parts);
   }
 
  private:
@@ -153,11 +155,12 @@ struct HeldVectors {
     for (int i = 0; i < kVec; ++i) {
       const bool exists = first + i >= 0 && first + i < params.runs.span;
       copy_async<sizeof(T)>(
-          reinterpret_cast<T*>(held + k * threads) + i, from + i, exists ? static_cast<int>(sizeof(T)) : 0);
+          reinterpret_cast<T*>(resident + k * threads) + i, from + i, exists ? static_cast<int>(sizeof(T)) : 0);
     }
   }
   __device__ __forceinline__ void load_pieces(int first) const {
-    load_view_vectors<kGroup>(params, lines, first, [&](int k, const Vec& raw) { held[(first + k) * threads] = raw; });
+    load_view_vectors<kGroup>(
+        params, lines, first, [&](int k, const Vec& raw) { resident[(first + k) * threads] = raw; });
   }
 
   template <int kCount>
@@ -165,7 +168,7 @@ struct HeldVectors {
     Vec raw[kCount], raw_saved[kBackward ? kCount : 1];
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      raw[k] = held[(first + k) * threads];
+      raw[k] = resident[(first + k) * threads];
       if constexpr (kBackward) raw_saved[k] = saved[(first + k) * threads];
     }
     mask_vectors<kBackward>(lines, first, raw);
@@ -175,7 +178,8 @@ struct HeldVectors {
 };
 
 template <typename T, bool kBackward, template <typename> class Lines>
-__global__ void __launch_bounds__(kTileThreads, 4) softmax_held_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
+__global__ void __launch_bounds__(kTileThreads, 4)
+    softmax_cluster_tiles_kernel(const __grid_constant__ SoftmaxTiles<T> params) {
   using Acc = typename Types<T>::Acc;
   using Vectors = HeldVectors<T, kBackward, Lines<T>>;
   extern __shared__ __align__(16) unsigned char softmax_shared[];
