@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -43,3 +45,13 @@ def test_wrong_labels() -> None:
             context_parallel_targets(labels)
     with pytest.raises(TypeError, match="labels must be a tensor, got list"):
         context_parallel_targets([1])
+
+
+def test_targets_by_arguments_of_other_types() -> None:
+    others: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"shift": "a"}, "shift must be an integer, got str"),
+        ({"ignore_index": "a"}, "ignore_index must be an integer or None, got str"),
+    )
+    for changes, sentence in others:
+        with pytest.raises(TypeError, match=f"context_parallel_targets: {sentence}"):
+            context_parallel_targets(torch.arange(4), **changes)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..ops._common import autocast
-from ..ops._common.validate import fail
+from ..ops._common.validate import check_flag, fail
 from ..ops.returns.call import discount
 from ..ops.returns.formulas import discounts_of, one_step_errors
 from ..ops.returns.validate import check_one_bootstrap, check_return_types, check_returns
@@ -88,6 +88,7 @@ def sequence_parallel_gae(
 
     def check() -> None:
         of_time = {name: operands[name] for name in ("values", "next_values", "terminated", "truncated")}
+        check_flag(_OP, "zigzag", zigzag)
         check_return_types(_OP, rewards, time_dim, bootstrap_value=bootstrap_value, **of_time)
         check_one_bootstrap(_OP, next_values, bootstrap_value)
         gammas, traces = (discount(_OP, name, rate, rewards, check_discounts) for name, rate in rates.items())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops._common.validate import dtype_name, fail
+from ...ops._common.validate import check_dense, check_integer, dtype_name, fail
+from ...ops.linear_cross_entropy.arguments import check_keyword_types
 from ...ops.linear_cross_entropy.validate import normal_ignore_index
 from ...reference.linear_cross_entropy.loss import shifted_target
 
@@ -38,6 +39,9 @@ def context_parallel_targets(
         raise TypeError(f"{_OP}: labels must be a tensor, got {type(labels).__name__}")
     if labels.dtype != torch.int64:
         fail(_OP, f"labels must be int64, got {dtype_name(labels.dtype)}")
+    check_dense(_OP, labels=labels)
+    check_keyword_types(_OP, {"ignore_index": ignore_index})
+    check_integer(_OP, "shift", shift)
     if labels.dim() == 0 or not 0 <= shift <= labels.size(-1):
         fail(_OP, f"labels must have at least {shift} steps for shift={shift}, got the shape {tuple(labels.shape)}")
     ignored = normal_ignore_index(ignore_index)

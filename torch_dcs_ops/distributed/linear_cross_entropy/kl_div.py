@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import _registry
 from ...ops._common import autocast
 from ...ops._common.validate import fail
-from ...ops.linear_cross_entropy.arguments import check_argument_types
+from ...ops.linear_cross_entropy.arguments import check_argument_types, check_flags
 from ...ops.linear_cross_entropy.kl_ops import checked
 from ...ops.linear_cross_entropy.kl_reduced import Reduction, reduced
 from ...ops.linear_cross_entropy.scale import buffers_may_be_private, graph_is_being_freed, scaled
@@ -90,6 +90,7 @@ def vocab_parallel_linear_kl_div(
     optional = {**named, "target": target}
 
     def check() -> None:
+        check_flags(_OP, sequence_parallel=sequence_parallel)
         check_argument_types(_OP, tensors, {**options._asdict(), **optional, "zero_if_empty": zero_if_empty})
         for name, scale in (("logit_scale", logit_scale), ("teacher_logit_scale", teacher_logit_scale)):
             if isinstance(scale, Tensor):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...ops._common.validate import fail
-from ...ops.linear_cross_entropy.arguments import check_argument_types
+from ...ops.linear_cross_entropy.arguments import check_argument_types, check_flags
 from ...ops.linear_cross_entropy.validate import check_head, check_ids, check_numbers, normal_ignore_index
 from ...reference.linear_cross_entropy.loss import Options
 from .autograd import Settings, VocabParallel
@@ -57,10 +57,11 @@ def vocab_parallel_linear_log_probs(
     input, linear_weight, linear_bias = lowered_operands(input, linear_weight, linear_bias)
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
 
+    optional = {"linear_bias": linear_bias}
+
     def check() -> None:
-        check_argument_types(
-            _OP, tensors, {**options._asdict(), "linear_bias": linear_bias, "need_entropy": need_entropy}
-        )
+        check_flags(_OP, sequence_parallel=sequence_parallel, return_lse=return_lse)
+        check_argument_types(_OP, tensors, {**options._asdict(), **optional, "need_entropy": need_entropy})
         if isinstance(logit_scale, Tensor):
             fail(_OP, "logit_scale must be a number, got a tensor")
         check_head(_OP, input, one_class(linear_weight), one_class(linear_bias))
@@ -69,7 +70,7 @@ def vocab_parallel_linear_log_probs(
 
     same = {**options._asdict(), "need_entropy": need_entropy}
     numbers = agreed_numbers(
-        _OP, group, tensors, {"linear_bias": linear_bias}, options, (first_class, classes),
+        _OP, group, tensors, optional, options, (first_class, classes),
         (sequence_parallel, reduce_dtype), same, check,
     )  # fmt: skip
     settings = Settings(_OP, "log_probs", numbers, sequence_parallel, False, False, need_entropy, return_lse)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ...ops._common import autocast
-from ...ops._common.validate import dtype_name, fail
+from ...ops._common.validate import check_dense, dtype_name, fail
 from ...ops.linear_cross_entropy.arguments import check_argument_types
 from ...ops.linear_cross_entropy.validate import check_call, normal_ignore_index
 from ...reference.linear_cross_entropy.loss import Options
@@ -147,14 +147,14 @@ def vocab_parallel_linear_cross_entropy(
     optional = {"linear_bias": linear_bias, "weight": weight}
 
     def check() -> None:
-        keywords = {**options._asdict(), **optional, "zero_if_empty": zero_if_empty}
-        check_argument_types(_OP, tensors, keywords)
+        flags = {"zero_if_empty": zero_if_empty, "sequence_parallel": sequence_parallel, "return_lse": return_lse}
+        flags["return_predictions"] = return_predictions
+        check_argument_types(_OP, tensors, {**options._asdict(), **optional, **flags})
         if isinstance(logit_scale, Tensor):
             fail(_OP, "logit_scale must be a number, got a tensor")
         if target.is_floating_point():
             fail(_OP, f"target must be int64 (class indices), got {dtype_name(target.dtype)}")
-        one = [one_class(tensor) for tensor in (linear_weight, linear_bias, weight)]
-        check_call(_OP, input, one[0], target, one[1], one[2], options)
+        check_call(_OP, input, one_class(linear_weight), target, one_class(linear_bias), one_class(weight), options)
         if weight is not None and weight.requires_grad:
             fail(_OP, "weight must not require a gradient")
 
@@ -233,6 +233,7 @@ def agreed_slice(
         check()
 
     def check_all() -> None:
+        check_dense(op, **tensors, **optional)
         check()
         check_first_derivatives(op)
         _check_slice(op, tensors["linear_weight"], own_slice)
@@ -253,14 +254,15 @@ def agreed_slice(
         check_all()
     else:
         asked: dict[str, object] = {f"the dtype of {name}": dtype_name(t.dtype) for name, t in of.items()}
-        asked |= {f"the shape of {name}": tuple(t.shape) for name, t in of.items() if name in of_rows}
+        sized = {name: t for name, t in of.items() if not t.is_nested}  # `check_all` refuses the others
+        asked |= {f"the shape of {name}": tuple(t.shape) for name, t in sized.items() if name in of_rows}
         asked |= {f"the device of {name}": t.device.type for name, t in of.items()}
         for name in ("linear_weight", "teacher_weight"):
-            if name in of and of[name].dim() == 2:
-                asked[f"the features of {name}"] = of[name].size(1)
+            if name in sized and sized[name].dim() == 2:
+                asked[f"the features of {name}"] = sized[name].size(1)
         asked |= {"optional tensors": sorted(of), "gradients": (torch.is_grad_enabled(), *needs), "classes": classes}
         asked |= {"sequence_parallel": sequence_parallel, "reduce_dtype": reduce_dtype, **same}
-        count = tensors["linear_weight"].size(0) if tensors["linear_weight"].dim() else 0
+        count = sized["linear_weight"].size(0) if "linear_weight" in sized and sized["linear_weight"].dim() else 0
         own, device = {"count": count, "first_class": first}, tensors["input"].device
         agreed(op, group, device, asked, check_all, own, judge, always=first is None)
     first, classes = found[0]

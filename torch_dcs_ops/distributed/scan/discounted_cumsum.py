@@ -22,7 +22,7 @@ from torch.compiler import is_compiling
 
 from ... import _registry
 from ...ops._common import autocast
-from ...ops._common.validate import check_dense, dtype_name, fail
+from ...ops._common.validate import check_dense, check_flag, dtype_name, fail
 from ...ops.scan.discounted_cumsum import as_number, number_as_tensor
 from ...ops.scan.validate import check_argument_types, check_direction, check_scan
 from ...reference.scan import ScanCall, has_step_gates
@@ -253,6 +253,7 @@ def sequence_parallel_discounted_cumsum(
     operands = {"input": input, "gamma": rates, "initial": initial, "reset": reset}
 
     def check() -> None:
+        check_flag(_OP, "zigzag", zigzag)
         check_argument_types(_OP, input, gamma, dim, initial, reset, None)
         if window is not None:
             fail(_OP, f"window must be None where time is shared out, got {window}")
@@ -324,6 +325,7 @@ def check_same(
     for name, t in of.items():
         steps = at if t.dim() == lead.dim() else None
         asked[f"the dtype of {name}"] = dtype_name(t.dtype)
-        asked[f"the shape of {name}"] = tuple("steps" if i == steps else size for i, size in enumerate(t.shape))
+        sizes = () if t.is_nested else t.shape  # which `check_all` refuses
+        asked[f"the shape of {name}"] = tuple("steps" if i == steps else size for i, size in enumerate(sizes))
     asked["gradients"] = (torch.is_grad_enabled(), *(t.requires_grad for t in of.values()))
     agreed(op, group, lead.device, {**asked, **same}, check_all)

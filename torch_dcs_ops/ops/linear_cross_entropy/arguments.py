@@ -32,6 +32,7 @@ _KINDS: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_argmax_log_prob": (_FLAG, "a bool"),
     "return_z_loss": (_FLAG, "a bool"),
     "zero_if_empty": (_FLAG, "a bool"),
+    "sequence_parallel": (_FLAG, "a bool"),
     "bias": (_FLAG, "a bool"),
     "in_features": (_INTEGERS, "an integer"),
     "num_classes": (_INTEGERS, "an integer"),
