@@ -131,6 +131,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         Part(_TRITON, "TritonKernel.should_use_persistent_reduction", parameters=("self",)),
         Part(_SIMD, "IterationRangesRoot", attributes=("name", "prefix", "tensor_dim", "is_reduction")),
         Part(f"{_I}.codegen.simd_kernel_features", "SIMDKernelFeatures", attributes=("scheduler_nodes",)),
+        Part(f"{_I}.dependencies", "ReadWrites", attributes=("reads", "writes")),
         Part(f"{_I}.dependencies", "MemoryDep", attributes=("index", "name", "var_names")),
         Part(f"{_I}.dependencies", "MemoryDep.decide_loop_order_to_match", parameters=("self", "other")),
         Part(_HEURISTICS, "reduction", takes=("size_hints", "reduction_hint")),
