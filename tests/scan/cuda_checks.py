@@ -8,6 +8,14 @@ from torch import Tensor
 from torch_dcs_ops import discounted_cumsum
 
 
+def drawn(shape: tuple[int, int, int], dtype: torch.dtype, padding: int = 0, offset: int = 0) -> Tensor:
+    """A view with gaps between steps, from an address on that is not aligned."""
+    outer, steps, columns = shape
+    pitch = columns + padding
+    memory = torch.randn(outer * steps * pitch + offset, device="cuda").to(dtype)
+    return memory[offset:].view(outer, steps, pitch)[..., :columns]
+
+
 def check_against_cpu(x: Tensor, gamma: Tensor, initial: Tensor, reset: Tensor, *, dim: int, direction: str) -> None:
     """Output and gradients, with gamma's and without, against the CPU's kernels in double."""
     grad = torch.randn(x.shape, device="cuda").to(x.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dcs_ops import cumsum, discounted_cumsum
 
+from scan.cuda_checks import drawn
 from support.cuda_graphs import captured
 from support.launched_kernels import has_132_multiprocessors, launched_kernels
 
@@ -22,14 +23,6 @@ pytestmark = pytest.mark.skipif(
 # (outer, steps, columns): a block, a cluster, some clusters, many groups of them; two and four spans of a block.
 SHAPES = ((1, 200, 14_001), (1, 1500, 1511), (3, 9001, 301), (1, 120_001, 64), (2, 3001, 9050), (1, 500, 40_001))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def drawn(shape: tuple[int, int, int], dtype: torch.dtype, padding: int = 0, offset: int = 0) -> Tensor:
-    """A view with gaps between steps, from an address on that is not aligned."""
-    outer, steps, columns = shape
-    pitch = columns + padding
-    memory = torch.randn(outer * steps * pitch + offset, device="cuda").to(dtype)
-    return memory[offset:].view(outer, steps, pitch)[..., :columns]
 
 
 def check(y: Tensor, x: Tensor, gamma: float, direction: str, initial: Tensor | None = None) -> None:

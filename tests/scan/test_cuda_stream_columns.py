@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_dcs_ops import cumsum, discounted_cumsum
 
+from scan.cuda_checks import drawn
 from support.cuda_graphs import captured
 from support.launched_kernels import has_132_multiprocessors, launched_kernels
 
@@ -22,14 +23,6 @@ SHAPES = (
     (1, 6_000_001, 2), (1, 1_500_000, 7), (1, 800_003, 13), (3, 1_200_001, 3), (20, 100_003, 12), (260, 24_900, 3),
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-def drawn(shape: tuple[int, int, int], dtype: torch.dtype, padding: int = 0, offset: int = 0) -> Tensor:
-    """A view with gaps between steps, from an address on that is not aligned."""
-    outer, steps, columns = shape
-    pitch = columns + padding
-    memory = torch.randn(outer * steps * pitch + offset, device="cuda").to(dtype)
-    return memory[offset:].view(outer, steps, pitch)[..., :columns]
 
 
 def check(y: Tensor, expected: Tensor, what: object = None) -> None:

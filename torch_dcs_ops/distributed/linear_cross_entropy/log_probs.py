@@ -56,7 +56,6 @@ def vocab_parallel_linear_log_probs(
     options = Options("none", normal_ignore_index(ignore_index), 0.0, softcap, logit_scale, 0.0, None, memory_budget)
     input, linear_weight, linear_bias = lowered_operands(input, linear_weight, linear_bias)
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
-
     optional = {"linear_bias": linear_bias}
 
     def check() -> None:

@@ -181,14 +181,18 @@ auto lookback_columns_kernel_of(const LookbackColumnsPlan& plan) {
   return lookback_columns_kernel<T, false>;
 }
 
+// Of words that blocks publish. Many blocks take longer to count than their words to clear.
+inline CallTag tag_of_words(bool counts, void* workspace, int64_t bytes, int64_t blocks, cudaStream_t stream) {
+  return counts ? counted_tag(workspace, bytes, blocks, stream) : CallTag{call_tag(workspace, bytes, stream), nullptr};
+}
+
 template <typename T>
 cudaError_t launch_lookback_columns(
     const ScanProblem& problem, const LookbackColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   LookbackParams params = lookback_params(problem, plan, sizeof(T));
   if (plan.workspace_bytes > 0) {
     params.words = static_cast<Word*>(workspace);
-    params.tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, plan.blocks, stream)
-                                : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
+    params.tag = tag_of_words(plan.dependent, workspace, plan.workspace_bytes, plan.blocks, stream);
   }
   return launch_planned(lookback_columns_kernel_of<T>(plan), plan, 0, stream, params);
 }
@@ -213,10 +217,7 @@ cudaError_t launch_resident_columns(
     const ScanProblem& problem, const ResidentColumnsPlan& plan, void* workspace, cudaStream_t stream) {
   const int64_t blocks = plan.strips * plan.tiles;
   CallTag tag{};
-  // Many blocks take longer to count than their words to clear.
-  if (plan.workspace_bytes > 0)
-    tag = plan.dependent ? counted_tag(workspace, plan.workspace_bytes, blocks, stream)
-                         : CallTag{call_tag(workspace, plan.workspace_bytes, stream), nullptr};
+  if (plan.workspace_bytes > 0) tag = tag_of_words(plan.dependent, workspace, plan.workspace_bytes, blocks, stream);
   const ResidentColumnsParams params{problem, plan, workspace, tag};
   const auto kernel = by_form<T>(problem, [&](auto step, auto backward) {
     return plan.flat ? resident_columns_kernel<T, step(), backward(), true>

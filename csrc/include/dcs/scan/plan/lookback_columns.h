@@ -70,19 +70,20 @@ inline std::optional<LookbackColumnsPlan> fit_lookback_columns(const ScanProblem
 // Where they are faster than others: not below so many elements, of so few steps, of spans that leave lanes without
 // columns, or of few steps in whole vectors, which others take as well.
 inline std::optional<LookbackColumnsPlan> plan_lookback_columns(const ScanProblem& p, const DeviceLimits& device) {
+  const int64_t bytes = bytes_of(p.dtype), words = ceil_div(p.inner * bytes, 4), elements = p.rows() * p.length;
+  // What most scans that come here fail by takes no plan.
+  if (words < kFewestLookbackWords || elements < kLeastLookback || p.length < kFewLookbackSteps) return std::nullopt;
   const std::optional<LookbackColumnsPlan> plan = fit_lookback_columns(p, device);
-  if (!plan) return std::nullopt;
-  const int64_t bytes = bytes_of(p.dtype), least = plan->apart ? kLeastApartLookback : kLeastLookback;
-  const bool is_full = ceil_div(p.inner * bytes, 4) >= kFewestLookbackWords * plan->spans,
-             in_vectors = columns_make_words(p, 16 / bytes);
-  if (p.rows() * p.length < least || !is_full) return std::nullopt;
+  if (!plan || words < kFewestLookbackWords * plan->spans || (plan->apart && elements < kLeastApartLookback))
+    return std::nullopt;
+  const bool in_vectors = columns_make_words(p, 16 / bytes);
   if (in_vectors && p.length <= few_vector_steps(bytes) &&
       (AlignedPlanner(p, device).plan() || (bytes == 4 && plan_few_small_columns(p, device))))
     return std::nullopt;
   // Threads with whole columns fill the GPU.
   if (serial_columns_fill(p, device) && (in_vectors || p.length < (plan->apart ? 2 : 1) * kFewestLookbackSteps))
     return std::nullopt;
-  return p.length >= kFewLookbackSteps ? plan : std::nullopt;
+  return plan;
 }
 
 }  // namespace dcs
